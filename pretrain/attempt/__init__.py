@@ -1,0 +1,6 @@
+"""One attempt of a run, from its config to its manifest."""
+
+from pretrain.attempt.result import AttemptResult
+from pretrain.attempt.run import resume_attempt, start_attempt
+
+__all__ = ["AttemptResult", "resume_attempt", "start_attempt"]

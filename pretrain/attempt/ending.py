@@ -1,0 +1,83 @@
+"""How an attempt ends: a manifest when it is done, an outcome when it ends otherwise by its own hand."""
+
+from pathlib import Path
+
+from pretrain.attempt.origin import find_record
+from pretrain.attempt.prepare import Prepared
+from pretrain.attempt.result import AttemptResult
+from pretrain.attempt.show import resume_command, validation_answer
+from pretrain.errors import PretrainError, RunInterruptedError, StorageError
+from pretrain.evidence import manifest, outcome
+from pretrain.evidence.manifest_record import VERDICT, Best, Latest
+from pretrain.evidence.namespace import Parent
+from pretrain.loop import LoopParts, show
+from pretrain.telemetry.sink import End, Note
+
+
+def publish(
+    parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None, reasons: list[str]
+) -> AttemptResult:
+    state, writer = parts.state, parts.writer
+    found = [(step, value, find_record(run_dir, writer.number, step)) for step, value in state.ledger.best]
+    newest = writer.saved[state.step]
+    record = manifest.build_manifest(
+        writer.folder,
+        number=writer.number,
+        step=state.step,
+        batch=state.batch,
+        identity_sha256=prepared.identity,
+        bit_exact=not reasons,
+        reasons=reasons,
+        validation="held out" if prepared.data.held_out else "training data",
+        parent=parent,
+        latest=Latest(newest.step, newest.record_sha256),
+        best=[Best(step, value, sha256) for step, value, sha256 in found if sha256 is not None],
+        metrics_cursor=writer.cursor,
+    )
+    sha256 = manifest.publish_manifest(writer.folder, record)
+    show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step))
+    return AttemptResult(VERDICT, 0, writer.number, state.step, sha256, newest, validation_answer(parts.results))
+
+
+def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> AttemptResult:
+    """Put the end of an attempt without a manifest on record, as far as the disk lets us, and show it."""
+    state, writer = parts.state, parts.writer
+    newest = writer.saved[max(writer.saved)] if writer.saved else None
+    signal_name = error.signal_name if isinstance(error, RunInterruptedError) else None
+    record = outcome.outcome_record(
+        verdict=error.verdict,
+        exit_code=error.exit_code,
+        reason=str(error),
+        advice=error.advice,
+        step=state.step,
+        batch=state.batch,
+        signal=signal_name,
+        checkpoint=None if newest is None else (newest.step, newest.record_sha256),
+        resume=resume_command(run_dir),
+    )
+    try:
+        writer.event("end", state.step, verdict=error.verdict)
+        writer.close()
+        outcome.publish_outcome(writer.folder, record)
+    except StorageError as lost:
+        show(parts, Note(kind="warning", text=f"the end of this attempt could not be put on record: {lost}"))
+    show(
+        parts,
+        End(
+            attempt=str(writer.folder),
+            verdict=error.verdict,
+            step=state.step,
+            reason=str(error),
+            advice=error.advice,
+            resumable=error.resumable,
+        ),
+    )
+    return AttemptResult(
+        error.verdict,
+        error.exit_code,
+        writer.number,
+        state.step,
+        None,
+        newest,
+        validation_answer(parts.results),
+    )

@@ -1,0 +1,113 @@
+"""What a child attempt goes on from: the parent found, verified and read before anything is created."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import RunConfig, load
+from pretrain.errors import ConfigError, IntegrityError
+from pretrain.evidence import canonical, checkpoint, manifest, metrics, namespace, verification
+from pretrain.evidence.checkpoint import CheckpointRecord
+from pretrain.evidence.manifest import Manifest
+from pretrain.evidence.namespace import Parent
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
+
+    number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
+    one where that died before its first checkpoint. finished: the manifest when the named attempt is done.
+    """
+
+    number: int
+    config: RunConfig
+    environment: dict[str, Any]
+    folder: Path
+    parent: Parent | None
+    checkpoint: Path | None
+    record: CheckpointRecord | None
+    finished: Manifest | None
+    manifest_sha256: str | None
+
+    @property
+    def step(self) -> int:
+        """Return the completed steps to go on from."""
+        return self.record.step if self.record is not None else 0
+
+
+def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin:
+    """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
+
+    A finished attempt is verified whole; of an unfinished one its newest checkpoint and the metric prefix that it
+    binds. IntegrityError names what does not verify. expect_sha256: the hash that the manifest, or the checkpoint
+    record, must have.
+    """
+    named = namespace.attempt_folder(run_dir, number)
+    try:
+        config = load(named / namespace.CONFIG, [])
+    except ConfigError as error:
+        raise IntegrityError(f"{named}: its config.yaml cannot be read back: {error}") from error
+    environment = namespace.read_environment(named)
+    finished, manifest_sha256 = _manifest(named)
+    folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
+    if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
+        found = parent.record_sha256 if parent is not None else "no record at all"
+        raise IntegrityError(f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}")
+    if parent is None:
+        return Origin(number, config, environment, named, None, None, None, None, None)
+    place = checkpoint.folder_of(folder, step)
+    record = checkpoint.verify_checkpoint(place)
+    for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
+        pass
+    return Origin(number, config, environment, folder, parent, place, record, finished, manifest_sha256)
+
+
+def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
+    if not (folder / namespace.MANIFEST).exists():
+        return None, None
+    report = verification.verify_attempt(folder)
+    if not report.ok:
+        raise IntegrityError(f"{folder}: the parent does not verify\n{report.text().rstrip()}")
+    return manifest.read_manifest(folder)
+
+
+def _locate(
+    run_dir: Path, number: int, finished: Manifest | None, manifest_sha256: str | None
+) -> tuple[Path, Parent | None, int]:
+    """Return the attempt folder that holds the checkpoint to go on from, its name as a parent, and the step."""
+    folder = namespace.attempt_folder(run_dir, number)
+    if finished is not None and manifest_sha256 is not None:
+        return folder, Parent(number, "manifest", manifest_sha256), finished.latest.step
+    saved = checkpoint.list_checkpoints(folder)
+    if saved:
+        step, place = saved[-1]
+        return folder, Parent(number, "checkpoint", checkpoint.read_record(place).record_sha256), step
+    above = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+    if above is None:
+        return folder, None, 0
+    ancestor = namespace.attempt_folder(run_dir, above.attempt)
+    if above.kind == "manifest":
+        done, sha256 = _manifest(ancestor)
+        if done is not None and sha256 == above.record_sha256:
+            return ancestor, above, done.latest.step
+    for step, place in reversed(checkpoint.list_checkpoints(ancestor)):
+        if above.kind == "checkpoint" and checkpoint.read_record(place).record_sha256 == above.record_sha256:
+            return ancestor, above, step
+    raise IntegrityError(
+        f"{folder}: goes on from the {above.kind} {above.record_sha256} of attempt {above.attempt}, "
+        f"which is not in {ancestor}"
+    )
+
+
+def find_record(run_dir: Path, number: int, step: int) -> str | None:
+    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none."""
+    while True:
+        folder = namespace.attempt_folder(run_dir, number)
+        for saved, place in checkpoint.list_checkpoints(folder):
+            if saved == step:
+                return checkpoint.read_record(place).record_sha256
+        above = namespace.read_environment(folder)["parent"]
+        if above is None:
+            return None
+        number = canonical.integer(above["attempt"], f"{folder / namespace.ENVIRONMENT}: parent.attempt", minimum=1)

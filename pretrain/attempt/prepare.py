@@ -1,0 +1,79 @@
+"""All of an attempt that can be wrong is built and looked at here, before anything is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pretrain.attempt.origin import Origin
+from pretrain.build import BuiltRun, RunData, build_data, build_run
+from pretrain.config import RunConfig, identity_sha256
+from pretrain.errors import IntegrityError
+from pretrain.machine import environment
+from pretrain.machine.device import select_device, set_determinism
+from pretrain.machine.nvml import Sensors
+from pretrain.telemetry.sink import Note, Sink
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that can be wrong has been looked at, and nothing is written yet."""
+
+    config: RunConfig
+    data: RunData
+    built: BuiltRun
+    device: torch.device
+    sensors: Sensors | None
+    identity: str
+    environment: dict[str, Any]
+
+
+def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
+    device = select_device(config.training.device)
+    set_determinism(config.training.deterministic, threads)
+    sensors = _open_sensors(config, device, sinks)
+    data = build_data(config)
+    built = build_run(config, data, device)
+    return Prepared(
+        config=config,
+        data=data,
+        built=built,
+        device=device,
+        sensors=sensors,
+        identity=identity_sha256(config, data.hashes()),
+        environment=environment.describe(device, config.training.deterministic),
+    )
+
+
+def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]) -> Sensors | None:
+    def warn(text: str) -> None:
+        for sink in sinks:
+            sink.emit(Note(kind="warning", text=text))
+
+    if config.telemetry.gpu_metrics_backend == "none":
+        return None
+    return Sensors(device, config.telemetry.nvml_device_index, warn=warn)
+
+
+def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
+    """Return what may have changed a bit since the lineage began; IntegrityError when it is not the same run."""
+    before = {row["domain"]: row for row in origin.environment["data"]}
+    for row in prepared.data.records:
+        old = before.get(row["domain"])
+        if old is not None and old["sha256"] != row["sha256"]:
+            raise IntegrityError(
+                f"data.{row['domain']}: {row['path']} is not the data of attempt {origin.number:04d}: expected SHA-256 "
+                f"{old['sha256']} ({old['bytes']} bytes), found {row['sha256']} ({row['bytes']} bytes)"
+            )
+    if origin.record is not None and origin.record.identity_sha256 != prepared.identity:
+        raise IntegrityError(
+            f"{origin.checkpoint}: belongs to another configuration (identity {origin.record.identity_sha256}, "
+            f"this one {prepared.identity}): config.yaml of attempt {origin.number:04d} was changed, "
+            "or another version of pretrain wrote it"
+        )
+    told = dict(origin.environment)
+    determinism = dict(told["determinism"])
+    reasons = list(determinism.pop("reasons", []))
+    told["determinism"] = determinism
+    return reasons + [reason for reason in environment.differences(told, prepared.environment) if reason not in reasons]

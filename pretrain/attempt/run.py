@@ -1,0 +1,220 @@
+"""run_pretraining_attempt, new or resumed: config, namespace, state, loop, manifest; every end is on record."""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pretrain import files
+from pretrain.attempt.ending import publish, record_outcome
+from pretrain.attempt.origin import Origin, find_origin
+from pretrain.attempt.prepare import Prepared, prepare, surroundings
+from pretrain.attempt.result import AttemptResult
+from pretrain.attempt.show import beginning, resume_command
+from pretrain.config import RunConfig, resumed, to_yaml, warnings
+from pretrain.errors import ConfigError, PretrainError
+from pretrain.evidence import checkpoint, metrics, namespace, rows
+from pretrain.evidence.manifest_record import VERDICT
+from pretrain.evidence.namespace import Parent
+from pretrain.evidence.writer import AttemptWriter
+from pretrain.loop import LoopParts, finish_step, save, show, train
+from pretrain.machine import random_state
+from pretrain.machine.signals import StopRequest
+from pretrain.models import blocks
+from pretrain.optimizers import set_learning_rate
+from pretrain.policy.cadence import is_due_or_last
+from pretrain.telemetry.csv_log import CsvLog, columns
+from pretrain.telemetry.rows import RowMaker
+from pretrain.telemetry.sink import Note, Sink
+from pretrain.validation import Validator
+
+
+def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -> AttemptResult:
+    """Run attempt 0001 of a new run.
+
+    Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
+    attempt exists every expected fault is in its outcome.json and in the result.
+    """
+    run_dir = Path(config.run.dir)
+    _refuse_old_run(run_dir)
+    with stop.interrupting():
+        prepared = prepare(config, config.training.threads, sinks)
+    files.make_folder(run_dir)
+    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
+        _refuse_old_run(run_dir)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks)
+
+
+def resume_attempt(
+    path: Path,
+    overrides: Sequence[str],
+    stop: StopRequest,
+    sinks: Sequence[Sink],
+    *,
+    require_bit_exact: bool = False,
+    expect_sha256: str | None = None,
+) -> AttemptResult:
+    """Verify the attempt that `path` means, open a child attempt and go on from its newest checkpoint.
+
+    A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
+    """
+    run_dir, number = namespace.resolve(path)
+    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
+        with stop.interrupting():
+            origin = find_origin(run_dir, number, expect_sha256)
+            config = resumed(origin.config, [*overrides, f"run.dir={run_dir}"])
+            if origin.finished is not None and config.training.max_steps <= origin.finished.step:
+                return _nothing_to_do(origin, sinks)
+            prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks)
+            reasons = surroundings(origin, prepared)
+        if require_bit_exact and reasons:
+            raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
+        child = (namespace.newest(run_dir) or 0) + 1
+        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks)
+
+
+def _refuse_old_run(run_dir: Path) -> None:
+    if namespace.list_attempts(run_dir):
+        raise ConfigError(
+            f"run.dir: {run_dir} already holds attempts; go on with `{resume_command(run_dir)}`, "
+            "or choose another run.dir"
+        )
+
+
+def _nothing_to_do(origin: Origin, sinks: Sequence[Sink]) -> AttemptResult:
+    assert origin.finished is not None
+    assert origin.checkpoint is not None
+    assert origin.record is not None
+    done = origin.finished
+    text = f"attempt {origin.number:04d} is done at step {done.step}: nothing to do; training.max_steps=N goes on to N"
+    for sink in sinks:
+        sink.emit(Note(kind="resumed", text=text))
+    saved = checkpoint.SavedCheckpoint(done.latest.step, done.latest.record_sha256, 0)
+    return AttemptResult("done", 0, origin.number, done.step, origin.manifest_sha256, saved)
+
+
+def _run_attempt(
+    prepared: Prepared,
+    run_dir: Path,
+    number: int,
+    origin: Origin | None,
+    reasons: list[str],
+    stop: StopRequest,
+    sinks: Sequence[Sink],
+) -> AttemptResult:
+    """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
+    parent = origin.parent if origin is not None else None
+    cursor = origin.record.metrics if origin is not None and origin.record is not None else metrics.EMPTY
+    folder = _create(prepared, run_dir, number, origin, parent, reasons)
+    writer = AttemptWriter(folder, number, prepared.identity, cursor)
+    parts = _parts(prepared, writer, stop, sinks)
+    result: AttemptResult | None = None
+    try:
+        with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
+            parts.sinks = [csv, *sinks]
+            _work(parts, prepared, origin)
+        parts.sinks = sinks
+        writer.event("end", parts.state.step, verdict=VERDICT)
+        writer.close()
+        stop.raise_if_asked()
+        result = publish(parts, prepared, run_dir, parent, reasons)
+    except PretrainError as error:
+        parts.sinks = sinks
+        result = record_outcome(parts, run_dir, error)
+    finally:
+        if prepared.sensors is not None:
+            prepared.sensors.close()
+        if result is None:
+            # Nobody expected this: it is put on record, and the traceback goes up to the command line.
+            kind, fault, _ = sys.exc_info()
+            parts.sinks = sinks
+            record_outcome(parts, run_dir, PretrainError(f"{kind.__name__ if kind else 'unknown'}: {fault}"))
+    return result
+
+
+def _create(
+    prepared: Prepared,
+    run_dir: Path,
+    number: int,
+    origin: Origin | None,
+    parent: Parent | None,
+    reasons: list[str],
+) -> Path:
+    described = {**prepared.environment}
+    described["determinism"] = {**described["determinism"], "reasons": reasons}
+    record = namespace.environment_record(
+        attempt=number, parent=parent, data=prepared.data.records, tokenizer_sha256=None, **described
+    )
+    prefix: Iterable[bytes] = ()
+    if origin is not None and origin.record is not None:
+        prefix = metrics.verify_prefix(origin.folder / metrics.NAME, origin.record.metrics)
+    return namespace.create(run_dir, number, to_yaml(prepared.config).encode(), record, prefix)
+
+
+def _parts(prepared: Prepared, writer: AttemptWriter, stop: StopRequest, sinks: Sequence[Sink]) -> LoopParts:
+    config, built, device = prepared.config, prepared.built, prepared.device
+    return LoopParts(
+        config=config,
+        task=built.task,
+        state=built.state,
+        learning_rate=built.learning_rate,
+        validator=Validator(
+            built.task,
+            prepared.data.train,
+            prepared.data.validation,
+            config.validation.batch_size or config.training.batch_size,
+            config.training.precision,
+            device,
+        ),
+        writer=writer,
+        rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device),
+        sinks=sinks,
+        stop=stop,
+        last_durable_step=-1,
+        results={},
+    )
+
+
+def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
+    settings = prepared.config.telemetry
+    num_blocks = len(blocks(prepared.built.state.model)) if settings.enable_block_grad_norms else 0
+    return CsvLog(folder / settings.csv_log_path, columns(num_blocks), rotate=settings.csv_rotate_on_schema_change)
+
+
+def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:
+    """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
+    state, writer = parts.state, parts.writer
+    if origin is not None and origin.checkpoint is not None:
+        _restore(parts, origin)
+    writer.event("start", state.step)
+    begin = beginning(prepared.config, prepared.data, parts, origin)
+    show(parts, begin)
+    for text in warnings(prepared.config):
+        show(parts, Note(kind="warning", text=text))
+    if state.step == 0 and writer.cursor == metrics.EMPTY:
+        parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        writer.row(rows.begin(task=prepared.config.task.name, parameters=parameters))
+        save(parts)
+    elif _validation_is_missing(parts):
+        finish_step(parts)
+    train(parts)
+
+
+def _restore(parts: LoopParts, origin: Origin) -> None:
+    assert origin.checkpoint is not None
+    state = parts.state
+    generators = random_state.capture(state.device)
+    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors() | generators)
+    state.restore_scalars(record.step, record.batch, record.scalars)
+    random_state.restore(generators, state.device)
+    set_learning_rate(state.optimizer, parts.learning_rate(state.step))
+    parts.last_durable_step = record.step
+
+
+def _validation_is_missing(parts: LoopParts) -> bool:
+    """Whether the checkpoint was saved for a signal that came before the validation due at its step was recorded."""
+    step, config = parts.state.step, parts.config
+    if not is_due_or_last(step, config.validation.validate_every_n_steps, config.training.max_steps):
+        return False
+    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor)
+    return last is not None and last["event"] != "validation"

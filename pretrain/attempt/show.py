@@ -1,0 +1,70 @@
+"""What an attempt says of itself: the lines at its start, the figures at its end, the command that goes on."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.attempt.origin import Origin
+from pretrain.build import RunData
+from pretrain.config import RunConfig
+from pretrain.loop import LoopParts
+from pretrain.optimizers import flat_state
+from pretrain.telemetry.sink import Begin
+from pretrain.validation import DomainResult, baselines_of, measures_of
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that goes on from the newest attempt of a run."""
+    return f"pretrain resume --attempt {shlex.quote(str(run_dir))}"
+
+
+def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin | None) -> Begin:
+    """Return the lines at the start of an attempt: model, data with windows and remainder, device, state in bytes."""
+    state, training = parts.state, config.training
+    parameters = sum(parameter.numel() for parameter in state.model.parameters())
+    optimizer_bytes = sum(tensor.nbytes for tensor in flat_state(state.optimizer).values())
+    samples = training.batch_size * training.gradient_accumulation_steps
+    details = [
+        (
+            "model",
+            f"{config.model.name}, {parameters:,} parameters; optimizer state {optimizer_bytes:,} bytes",
+        ),
+        ("step", f"{training.gradient_accumulation_steps} x {training.batch_size} = {samples} windows"),
+        (
+            "epoch",
+            f"{state.loader.steps_per_epoch:,} steps, {len(data.train) % samples} windows left out of each",
+        ),
+        (
+            "device",
+            f"{state.device}, {training.precision}, deterministic {str(training.deterministic).lower()}",
+        ),
+    ]
+    for record in data.records:
+        left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
+        details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
+    if not data.held_out:
+        details.append(("validation", "no data held out: the training windows are validated on"))
+    if origin is not None:
+        details.append(("resumed", f"from step {origin.step} of attempt {origin.folder.name}"))
+    return Begin(
+        attempt=str(parts.writer.folder),
+        step=state.step,
+        max_steps=training.max_steps,
+        unit=parts.task.unit,
+        details=tuple(details),
+        line_every_n_steps=config.telemetry.gradient_log_interval,
+    )
+
+
+def validation_answer(results: Mapping[str, DomainResult]) -> dict[str, Any]:
+    """Return the newest validation by domain: the figures, the baselines scored beside them, the signal classes."""
+    return {
+        domain: {
+            **measures_of(result.summary),
+            **baselines_of(result.summary),
+            "samples": result.samples,
+            "classes": {name: dict(scores) for name, scores in result.summary.classes.items()},
+        }
+        for domain, result in results.items()
+    }

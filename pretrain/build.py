@@ -1,0 +1,113 @@
+"""From a config to the objects of a run: data, task, model, optimizer, schedule and the state that holds them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+
+from pretrain.config import RunConfig
+from pretrain.data import SOURCES, Concatenation, Windows
+from pretrain.data.loader import StatefulLoader
+from pretrain.models import MODELS
+from pretrain.optimizers import OPTIMIZERS, set_learning_rate
+from pretrain.policy.schedule import SCHEDULES
+from pretrain.registry import Choice
+from pretrain.state import RunState
+from pretrain.tasks import TASKS, Task
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The windows to train on, the validation sets by domain, and what is on record about their files.
+
+    held_out: false when the config names no validation data, so that the training windows are validated on.
+    """
+
+    train: Windows
+    validation: Mapping[str, Windows]
+    held_out: bool
+    records: tuple[dict[str, Any], ...]
+
+    def hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each domain's data by `train.NAME` or `validation.NAME`."""
+        return {record["domain"]: record["sha256"] for record in self.records}
+
+
+@dataclass(frozen=True)
+class BuiltRun:
+    """What the loop works on; `learning_rate(step)` is the rate for the step after `step` completed ones."""
+
+    task: Task
+    state: RunState
+    learning_rate: Callable[[int], float]
+
+
+def build_data(config: RunConfig) -> RunData:
+    """Open every source of the config; `DataError` names the file and offset of what cannot be used."""
+    train = {name: _open(config, name, choice) for name, choice in config.data.train.items()}
+    held_out = {name: _open(config, name, choice) for name, choice in config.data.validation.items()}
+    records = [_record(f"train.{name}", windows) for name, windows in train.items()]
+    records += [_record(f"validation.{name}", windows) for name, windows in held_out.items()]
+    return RunData(
+        train=Concatenation(list(train.values())) if len(train) > 1 else next(iter(train.values())),
+        validation=held_out or train,
+        held_out=bool(held_out),
+        records=tuple(records),
+    )
+
+
+def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRun:
+    """Build task, model, optimizer and loader at step 0; the global generators are seeded here, after the model's."""
+    training = config.training
+    task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
+    model = (
+        MODELS[config.model.name]
+        .build(config.model.settings, task.input_spec, task.max_positions, training.seed)
+        .to(device)
+    )
+    optimizer = OPTIMIZERS[config.optimizer.name].build(config.optimizer.settings, list(model.named_parameters()))
+    multiplier = SCHEDULES[config.scheduler.name].build(config.scheduler.settings)
+    peak = config.optimizer.settings.lr
+    loader = StatefulLoader(
+        data.train,
+        seed=training.seed,
+        batch_size=training.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        prefetch_steps=config.data.prefetch_steps,
+        loader_threads=config.data.loader_threads,
+    )
+    torch.manual_seed(training.seed)
+    state = RunState(model=model, optimizer=optimizer, loader=loader, device=device)
+    set_learning_rate(optimizer, peak * multiplier(0))
+    return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
+
+
+def _open(config: RunConfig, name: str, choice: Choice[Any]) -> Windows:
+    windows: Windows = SOURCES[choice.name].build(
+        choice.settings,
+        sequence_length=config.data.sequence_length,
+        stride=config.data.stride,
+        seed=config.training.seed,
+        name=name,
+    )
+    return windows
+
+
+def _record(domain: str, windows: Windows) -> dict[str, Any]:
+    """Return the `data` row of environment.json: a domain of several files is known by the hash of their hashes."""
+    files = windows.files
+    if len(files) == 1:
+        path, digest = files[0].path, files[0].sha256
+    else:
+        path = f"{len(files)} files from {files[0].path}"
+        digest = sha256("".join(f"{file.sha256}\n" for file in files).encode()).hexdigest()
+    return {
+        "domain": domain,
+        "path": path,
+        "bytes": sum(file.bytes for file in files),
+        "sha256": digest,
+        "windows": len(windows),
+        "remainder": windows.remainder,
+    }

@@ -1,0 +1,164 @@
+"""What two settings that are each in order can get wrong together; pure functions of the configuration."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from pretrain.config.settings import RunConfig
+from pretrain.errors import ConfigError
+from pretrain.models import decoder
+from pretrain.policy import guard, schedule
+from pretrain.registry import Choice
+
+# A source that is not listed is compared with the task when its windows are open.
+_SOURCES_OF_TASK = {"text": ("text",), "iq": ("iq", "synthetic-iq")}
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The configuration with what another key decides written out.
+
+    `scheduler_total_steps: null` becomes `training.max_steps`, so that a resume which raises max_steps keeps
+    the shape of the learning rate; `use_amp` becomes `precision`.
+    """
+    training, scheduler = config.training, config.scheduler
+    if training.use_amp is not None:
+        precision = "bfloat16" if training.use_amp else "float32"
+        training = dataclasses.replace(training, precision=precision, use_amp=None)
+    if getattr(scheduler.settings, "scheduler_total_steps", 0) is None:
+        settings = dataclasses.replace(scheduler.settings, scheduler_total_steps=training.max_steps)
+        scheduler = Choice(scheduler.name, settings)
+    return dataclasses.replace(config, training=training, scheduler=scheduler)
+
+
+def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> list[str]:
+    """Every contradiction between keys, one line each, beginning with the key to change.
+
+    precision_is_given: whether `training.precision` was written, not taken by default.
+    """
+    return [
+        *_precision(config, precision_is_given),
+        *_task(config),
+        *_model(config),
+        *schedule.contradictions(config.scheduler.settings),
+        *_ranges(config),
+        *_validation(config),
+        *_paths(config),
+    ]
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """What is allowed and probably not meant, one line each."""
+    found = list(guard.warnings(config.guard, config.training.grad_clip_max_norm))
+    validate, checkpoint = (
+        config.validation.validate_every_n_steps,
+        config.checkpoint.checkpoint_every_n_steps,
+    )
+    # The last step is validated in any case, so a checkpoint of the cadence that falls on it can be best.
+    last = config.training.max_steps
+    meets = math.lcm(validate, checkpoint) <= last or last % checkpoint == 0
+    if config.checkpoint.num_best_checkpoints and not meets:
+        found.append(
+            f"validation.validate_every_n_steps ({validate}) and checkpoint.checkpoint_every_n_steps "
+            f"({checkpoint}) do not meet by step {last}: only a checkpoint of a validated step can be best, "
+            "so none will be; make one a multiple of the other"
+        )
+    total = getattr(config.scheduler.settings, "scheduler_total_steps", None)
+    if total is not None and total > last:
+        found.append(
+            f"scheduler.scheduler_total_steps ({total}) is more than training.max_steps ({last}): the run "
+            "ends before the learning rate has"
+        )
+    if config.validates_on_training_data:
+        found.append("data.validation is empty: the run validates on its training data, and its manifest says so")
+    return found
+
+
+def _precision(config: RunConfig, is_given: bool) -> Iterator[str]:
+    use_amp, precision = config.training.use_amp, config.training.precision
+    if use_amp is None or not is_given:
+        return
+    if use_amp != (precision == "bfloat16"):
+        meant = "bfloat16" if use_amp else "float32"
+        yield (
+            f"training.use_amp: {'true' if use_amp else 'false'} means {meant}, but training.precision is "
+            f"{precision}; keep one of the two"
+        )
+
+
+def _task(config: RunConfig) -> Iterator[str]:
+    task = config.task.name
+    wanted = _SOURCES_OF_TASK.get(task, ())
+    for key, choice in _domains(config):
+        for other, sources in _SOURCES_OF_TASK.items():
+            if other != task and choice.name in sources:
+                yield (
+                    f"task.name is {task}, but {key}.source is {choice.name}; expected a source of "
+                    f"{', '.join(wanted)}, or task.name={other}"
+                )
+    patch = getattr(config.task.settings, "patch_samples", None)
+    length = config.data.sequence_length
+    if patch is None:
+        return
+    if length % patch:
+        lower, upper = length // patch * patch, -(-length // patch) * patch
+        near = f"{lower} or {upper}" if lower else f"{upper}"
+        yield (f"data.sequence_length ({length}) must be a multiple of task.patch_samples ({patch}), such as {near}")
+    elif length < 2 * patch:
+        yield (
+            f"data.sequence_length ({length}) holds one patch of task.patch_samples ({patch}); expected two "
+            "at least, one to predict the other from"
+        )
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    if isinstance(config.model.settings, decoder.DecoderSettings):
+        try:
+            decoder.check(config.model.settings)
+        except ConfigError as error:
+            yield str(error)
+
+
+def _ranges(config: RunConfig) -> Iterator[str]:
+    for key, choice in _domains(config):
+        span = getattr(choice.settings, "span", None)
+        if span is not None and not span[0] < span[1]:
+            yield f"{key}.span must begin before it ends, as in [0.0, 0.9]; found [{span[0]:g}, {span[1]:g}]"
+        for name in ("samples_per_symbol", "snr_db"):
+            low, high = getattr(choice.settings, name, (0, 0))
+            if low > high:
+                yield f"{key}.{name} must be [lowest, highest]; found [{low:g}, {high:g}]"
+        if getattr(choice.settings, "classes", None) == ():
+            yield f"{key}.classes must hold one class at least; found none"
+
+
+def _validation(config: RunConfig) -> Iterator[str]:
+    rank_by, domains = config.validation.rank_by, config.validation_domains
+    if rank_by != "mean" and rank_by not in domains:
+        names = ", ".join(domains)
+        yield f"validation.rank_by must be mean or a validation domain ({names}); found {rank_by!r}"
+    if "mean" in domains:
+        where = "train" if config.validates_on_training_data else "validation"
+        yield f"data.{where}.mean has the name that means all domains in validation.rank_by; give it another"
+
+
+def _paths(config: RunConfig) -> Iterator[str]:
+    folder, written = config.run.dir, config.telemetry.csv_log_path
+    path = PurePosixPath(written)
+    if not folder.strip():
+        yield f"run.dir must name a folder, such as runs/first; found {folder!r}"
+    if ".." in path.parts:
+        yield f"telemetry.csv_log_path must not lead upward by `..`; found {written!r}"
+    elif not path.name or written.endswith("/"):
+        yield f"telemetry.csv_log_path must name a file, such as telemetry.csv; found {written!r}"
+    for key, value in (("run.dir", folder), ("telemetry.csv_log_path", written)):
+        if value.startswith("~"):
+            yield f"{key} begins with ~, which is not your home folder here; write {value!r} out"
+
+
+def _domains(config: RunConfig) -> Iterator[tuple[str, Choice[Any]]]:
+    for domain, choice in config.data.train.items():
+        yield f"data.train.{domain}", choice
+    for domain, choice in config.data.validation.items():
+        yield f"data.validation.{domain}", choice

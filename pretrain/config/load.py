@@ -1,0 +1,126 @@
+"""From what the user wrote to a RunConfig: the entries by name first, then the settings of each."""
+
+import dataclasses
+import os
+import stat
+from collections.abc import Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pretrain.config import check, strict_yaml
+from pretrain.config.overrides import Document
+from pretrain.config.parts import Part, parts_of
+from pretrain.config.references import UNSET, ReferenceFaultError, References, UnsetTargetError
+from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, RunConfig, settings_of
+from pretrain.config.values import UnfitError, expected_of, fit
+from pretrain.errors import ConfigError
+from pretrain.registry import Choice
+
+Path = tuple[str, ...]
+
+
+def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a file under `KEY=VALUE` overrides; ConfigError lists all that is wrong."""
+    where = os.fspath(path)
+    return parse(strict_yaml.decode(_read(where), where), where, overrides)
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Like `load`, for a text that has been read already; `where` names it in errors."""
+    document = Document(strict_yaml.parse_mapping(text, where), where)
+    document.apply(overrides)
+    parts, problems = parts_of(document)
+    values, found = _values(document, parts)
+    problems += found
+    if problems:
+        raise ConfigError("\n".join(problems))
+    config = _assemble(parts, values)
+    contradictions = check.contradictions(config, precision_is_given="precision" in document.tree["training"])
+    if contradictions:
+        raise ConfigError("\n".join(f"{where}: {one}" for one in contradictions))
+    return check.resolve(config)
+
+
+def _read(where: str) -> bytes:
+    """The bytes of a regular file, one more than is allowed at most; a pipe or a device is not waited for."""
+    try:
+        descriptor = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{where}: cannot be opened: {reason}; expected a YAML file") from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ConfigError(f"{where}: is {kind}; expected a YAML file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(strict_yaml.SIZE_LIMIT + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _values(document: Document, parts: Sequence[Part]) -> tuple[dict[Path, Any], list[str]]:
+    """Every setting by path, references followed, type and limits checked; and what is wrong with them."""
+    leaves: dict[Path, Any] = {}
+    for part in parts:
+        if part.chooser is not None:
+            leaves[(*part.path, part.chooser.key)] = part.name
+        for setting in settings_of(part.settings).values():
+            default = UNSET if setting.default is dataclasses.MISSING else setting.default
+            leaves[(*part.path, setting.name)] = part.given.get(setting.name, default)
+    references, values, problems = References(leaves), {}, []
+    for part in parts:
+        for setting in settings_of(part.settings).values():
+            path = (*part.path, setting.name)
+            key, origin = ".".join(path), document.origin(path)
+            try:
+                value = references.value(path)
+                if isinstance(value, str) and value == UNSET:
+                    problems.append(
+                        f"{origin}: {key} must be given: {expected_of(setting)}; add it, or pass {key}=VALUE"
+                    )
+                    continue
+                values[path] = fit(setting, value)
+            except UnsetTargetError:
+                continue
+            except (UnfitError, ReferenceFaultError) as error:
+                problems.append(f"{origin}: {key} {error}")
+    return values, problems
+
+
+def _assemble(parts: Sequence[Part], values: dict[Path, Any]) -> RunConfig:
+    sections: dict[str, Any] = {}
+    domains: dict[str, dict[str, Choice[Any]]] = {name: {} for name in DOMAIN_MAPS}
+    for part in parts:
+        given = {name: values[(*part.path, name)] for name in settings_of(part.settings)}
+        if part.is_domain:
+            domains[part.path[1]][part.path[2]] = Choice(part.name, _instance(part.settings, given))
+        elif part.path[0] in NAMED:
+            sections[part.path[0]] = Choice(part.name, _instance(part.settings, given))
+        elif part.path[0] == "data":
+            views = {name: MappingProxyType(choices) for name, choices in domains.items()}
+            sections["data"] = _instance(part.settings, given, **views)
+        else:
+            sections[part.path[0]] = _instance(part.settings, given)
+    return RunConfig(**{name: sections[name] for name in SECTIONS})
+
+
+def _instance(settings: type[Any], given: dict[str, Any], **domains: Any) -> Any:
+    """A settings object by way of OmegaConf's schema of its keys, the second gate behind `fit`."""
+    fields = tuple((setting.name, setting.annotation) for setting in settings_of(settings).values())
+    merged = OmegaConf.to_object(OmegaConf.merge(_schema(settings.__name__, fields), given))
+    return settings(**{name: getattr(merged, name) for name in given}, **domains)
+
+
+@cache
+def _schema(name: str, fields: tuple[tuple[str, Any], ...]) -> Any:
+    """The keys of a settings class with their types, without the domain maps of `data`.
+
+    OmegaConf cannot type a map whose entries are of several classes; each of those has a schema of its own.
+    """
+    return OmegaConf.structured(dataclasses.make_dataclass(name, fields))

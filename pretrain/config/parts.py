@@ -1,0 +1,172 @@
+"""Which settings class answers for each stretch of a configuration, and the keys that nothing answers for."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pretrain.config.later import LATER
+from pretrain.config.overrides import Document
+from pretrain.config.references import ReferenceFaultError, References
+from pretrain.config.settings import (
+    DOMAIN_MAPS,
+    NAMED,
+    SECTIONS,
+    SOURCE,
+    NamedSection,
+    plain_sections,
+    settings_of,
+)
+from pretrain.config.values import near, shown
+
+Path = tuple[str, ...]
+_DOMAIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section, or one domain of `data`: the settings class that types it, and the values given for it.
+
+    path: ("training",) or ("data", "train", DOMAIN). chooser, name: how it picked its entry and which; None
+    and "" for a section that is always the same.
+    """
+
+    path: Path
+    settings: type[Any]
+    given: Mapping[str, Any]
+    chooser: NamedSection | None = None
+    name: str = ""
+
+    @property
+    def is_domain(self) -> bool:
+        return len(self.path) == 3
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that may stand in it."""
+        own = [] if self.chooser is None else [self.chooser.key]
+        maps = DOMAIN_MAPS if self.path == ("data",) else ()
+        return [*own, *settings_of(self.settings), *maps]
+
+
+def parts_of(document: Document) -> tuple[list[Part], list[str]]:
+    """The parts of what the user wrote, every section among them; and what is wrong with names and shapes."""
+    survey = _Survey(document)
+    for section in SECTIONS:
+        survey.section(section)
+    for part in survey.parts:
+        survey.unknown_keys(part)
+    survey.unknown_sections()
+    return survey.parts, survey.problems
+
+
+@dataclass
+class _Survey:
+    document: Document
+    parts: list[Part] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._names = References(self._choosers())
+
+    def section(self, section: str) -> None:
+        given = self._mapping((section,), self.document.tree.get(section, {}))
+        if section in NAMED:
+            self._named((section,), NAMED[section], given)
+            return
+        self.parts.append(Part((section,), plain_sections()[section], given))
+        for kind in DOMAIN_MAPS if section == "data" else ():
+            self._domains(kind, self._mapping((section, kind), given.get(kind, {})))
+
+    def unknown_keys(self, part: Part) -> None:
+        for key in part.given:
+            if key not in part.keys:
+                path = (*part.path, key)
+                self._report(path, f"is not a setting of {part.name or part.path[0]}{self._hint(part, key)}")
+
+    def unknown_sections(self) -> None:
+        for name in self.document.tree:
+            if name in SECTIONS:
+                continue
+            elsewhere = self._elsewhere(name)
+            guess = near(name, SECTIONS)
+            hint = (
+                f"; did you mean {elsewhere or guess}?" if elsewhere or guess else f"; expected {', '.join(SECTIONS)}"
+            )
+            self._report((name,), "is not a section" + ("; it is not in this version" if name in LATER else hint))
+
+    def _domains(self, kind: str, domains: Mapping[str, Any]) -> None:
+        if kind == "train" and not domains:
+            self._report(("data", kind), "must name at least one domain, as in {corpus: {source: text, path: FILE}}")
+        for domain, value in domains.items():
+            path = ("data", kind, domain)
+            if not _DOMAIN.fullmatch(domain):
+                self._report(path, "is no name for a domain; expected letters, digits, `_`, `-` and single points")
+            elif isinstance(value, dict):
+                self._named(path, SOURCE, value)
+            else:
+                self._mapping(path, value)
+
+    def _named(self, path: Path, chooser: NamedSection, given: Mapping[str, Any]) -> None:
+        key = (*path, chooser.key)
+        try:
+            name = self._names.value(key)
+        except ReferenceFaultError as fault:
+            self._report(key, str(fault))
+            return
+        if not isinstance(name, str) or name not in chooser.table:
+            guess = near(name, list(chooser.table)) if isinstance(name, str) else None
+            hint = f"; did you mean {guess}?" if guess else ""
+            self._report(key, f"must be one of {', '.join(chooser.table)}; found {shown(name)}{hint}")
+            return
+        self.parts.append(Part(path, chooser.table[name].settings, given, chooser, name))
+
+    def _choosers(self) -> dict[Path, Any]:
+        """What is written anywhere, and the default of every name, for the names that are references."""
+        leaves: dict[Path, Any] = {}
+        for section, value in self.document.tree.items():
+            given = value if isinstance(value, dict) else {}
+            if section in NAMED:
+                leaves[section, NAMED[section].key] = NAMED[section].default
+            leaves.update({(section, key): inner for key, inner in given.items()})
+            for kind in DOMAIN_MAPS if section == "data" else ():
+                domains = given.get(kind)
+                for domain, inner in domains.items() if isinstance(domains, dict) else ():
+                    leaves["data", kind, domain, SOURCE.key] = SOURCE.default
+                    if isinstance(inner, dict):
+                        leaves.update({("data", kind, domain, key): one for key, one in inner.items()})
+        for section, chooser in NAMED.items():
+            leaves.setdefault((section, chooser.key), chooser.default)
+        return leaves
+
+    def _hint(self, part: Part, key: str) -> str:
+        """What may have been meant by a key that a part does not have."""
+        generic = ".".join((*part.path[:2], "*") if part.is_domain else part.path)
+        if f"{generic}.{key}".replace("data.validation", "data.train") in LATER:
+            return "; it is not in this version"
+        chosen = (*part.path, part.chooser.key) if part.chooser else part.path
+        if part.chooser and self.document.is_from_file((*part.path, key)) and not self.document.is_from_file(chosen):
+            return f", which {self.document.origin(chosen)} chose; take the key out of {self.document.where}"
+        elsewhere, guess = self._elsewhere(key), near(key, part.keys)
+        if elsewhere and not (guess and guess.lower() == key.lower()):
+            return f"; did you mean {elsewhere}?"
+        if guess:
+            return f"; did you mean {guess}?"
+        return f"; expected {', '.join(part.keys)}" if part.keys else "; it has none"
+
+    def _elsewhere(self, key: str) -> str | None:
+        """The full name of a setting of this name in some section."""
+        for part in self.parts:
+            if key in part.keys and not part.is_domain:
+                return ".".join((*part.path, key))
+        return None
+
+    def _mapping(self, path: Path, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        what = "a domain" if len(path) == 3 else "domains by name" if len(path) == 2 else "a section"
+        self._report(path, f"must be {what}, a mapping of keys to values; found {shown(value)}")
+        return {}
+
+    def _report(self, path: Path, text: str) -> None:
+        self.problems.append(f"{self.document.origin(path)}: {'.'.join(path)} {text}")

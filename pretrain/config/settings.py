@@ -1,0 +1,146 @@
+"""What a run is made of: the sections of the configuration, in the order in which they are written."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pretrain.data import SOURCES, DataSettings
+from pretrain.models import MODELS
+from pretrain.optimizers import OPTIMIZERS
+from pretrain.policy.guard import GuardSettings
+from pretrain.policy.retention import CheckpointSettings
+from pretrain.policy.schedule import SCHEDULES
+from pretrain.registry import Choice, Entry, limited
+from pretrain.tasks import TASKS
+from pretrain.telemetry import TelemetrySettings
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where the run lives.
+
+    dir: the run's folder; attempts, checkpoints and records lie under it. Not part of the run's identity.
+    """
+
+    dir: str
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long, on what and in which arithmetic the model is trained.
+
+    max_steps: completed optimizer steps at which the run ends; a resume may raise it.
+    seed: start of every random stream: initial weights, the order of samples, synthetic signals.
+    device: `cpu` or `cuda`, exactly.
+    precision: arithmetic of the forward and backward pass; parameters and optimizer state stay float32.
+    use_amp: sets `precision` in other words, true = bfloat16, false = float32, and is null once it has.
+    batch_size: samples in a micro-batch.
+    gradient_accumulation_steps: micro-batches in one optimizer step.
+    grad_clip_max_norm: largest global gradient norm that is let through unscaled; null = no clipping.
+    threads: CPU threads of PyTorch; null = PyTorch's own choice. It can change the last bits of a result.
+    deterministic: only algorithms that give the same bits every time; false gives that up for speed on CUDA.
+    """
+
+    max_steps: int = limited(dataclasses.MISSING, at_least=1)
+    seed: int = limited(1, at_least=0)
+    device: str = limited("cpu", choices=("cpu", "cuda"))
+    precision: str = limited("float32", choices=("float32", "bfloat16"))
+    use_amp: bool | None = None
+    batch_size: int = limited(16, at_least=1)
+    gradient_accumulation_steps: int = limited(1, at_least=1)
+    grad_clip_max_norm: float | None = limited(1.0, above=0)
+    threads: int | None = limited(None, at_least=1)
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """When the model is measured on the validation sets, and which figure ranks its checkpoints.
+
+    validate_every_n_steps: optimizer steps between full validations; one runs after the last step too.
+    batch_size: samples in one validation batch; null = training.batch_size.
+    rank_by: the validation domain whose loss ranks the checkpoints; `mean` = the mean over the domains.
+    """
+
+    validate_every_n_steps: int = limited(100, at_least=1)
+    batch_size: int | None = limited(None, at_least=1)
+    rank_by: str = "mean"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run, checked and resolved; frozen, and equal to what its own text loads as."""
+
+    run: RunSettings
+    training: TrainingSettings
+    task: Choice[Any]
+    data: DataSettings
+    model: Choice[Any]
+    optimizer: Choice[Any]
+    scheduler: Choice[Any]
+    guard: GuardSettings
+    checkpoint: CheckpointSettings
+    validation: ValidationSettings
+    telemetry: TelemetrySettings
+
+    @property
+    def validates_on_training_data(self) -> bool:
+        """True when `data.validation` names no domain; the manifest then says so."""
+        return not self.data.validation
+
+    @property
+    def validation_domains(self) -> Mapping[str, Choice[Any]]:
+        """What validation reads, by domain: `data.validation`, or the training domains when it is empty."""
+        return self.data.validation or self.data.train
+
+
+@dataclass(frozen=True)
+class NamedSection:
+    """How a section says which entry of a table it is: the key that names it, and the name by default."""
+
+    key: str
+    default: str
+    table: Mapping[str, Entry[Any, Any]]
+
+
+NAMED: Mapping[str, NamedSection] = {
+    "task": NamedSection("name", "text", TASKS),
+    "model": NamedSection("name", "decoder", MODELS),
+    "optimizer": NamedSection("optimizer_class", "adamw", OPTIMIZERS),
+    "scheduler": NamedSection("scheduler_type", "cosine", SCHEDULES),
+}
+SOURCE = NamedSection("source", "text", SOURCES)
+SECTIONS = tuple(one.name for one in dataclasses.fields(RunConfig))
+DOMAIN_MAPS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a settings class; `default` is dataclasses.MISSING where a value must be given."""
+
+    name: str
+    annotation: Any
+    default: Any = field(repr=False)
+    limits: Mapping[str, Any]
+
+
+def plain_sections() -> Mapping[str, type[Any]]:
+    """The sections that are always the same settings class, by name."""
+    hints = typing.get_type_hints(RunConfig)
+    return {name: hints[name] for name in SECTIONS if name not in NAMED}
+
+
+def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
+    """The keys of a settings class in their order, without the domain maps of `data`."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for one in dataclasses.fields(cls):
+        if cls is DataSettings and one.name in DOMAIN_MAPS:
+            continue
+        default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        if default == "???":
+            default = dataclasses.MISSING
+        found[one.name] = Setting(one.name, hints[one.name], default, one.metadata)
+    return found

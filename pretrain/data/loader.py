@@ -1,0 +1,164 @@
+"""Hands out the batches of each step in an order that depends on seed, epoch and position alone."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretrain.batch import Batch, SampleIdentity, StepBatch
+from pretrain.data.order import permute
+from pretrain.data.windows import Indices, Windows
+from pretrain.errors import DataError
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """Where the next step begins: its epoch, and the samples of that epoch's order that were handed out."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a step is built from a state: everything here stays the same for the life of the loader."""
+
+    windows: Windows
+    seed: int
+    batch_size: int
+    micro_batches: int
+
+    @property
+    def step_samples(self) -> int:
+        return self.batch_size * self.micro_batches
+
+    def first(self, state: LoaderState) -> LoaderState:
+        """The state itself, or the begin of the next epoch when no whole step is left of this one."""
+        if state.position + self.step_samples > len(self.windows):
+            return LoaderState(state.epoch + 1, 0)
+        return state
+
+    def after(self, state: LoaderState) -> LoaderState:
+        return self.first(LoaderState(state.epoch, state.position + self.step_samples))
+
+    def order(self, epoch: int, position: int, count: int) -> Indices:
+        places = np.arange(position, position + count, dtype=np.int64)
+        return permute(places, len(self.windows), self.seed, epoch)
+
+    def build(self, state: LoaderState) -> StepBatch:
+        indices = self.order(state.epoch, state.position, self.step_samples)
+        micro_batches = []
+        for start in range(0, self.step_samples, self.batch_size):
+            chosen = indices[start : start + self.batch_size]
+            samples, labels = self.windows.read(chosen), self.windows.labels(chosen)
+            micro_batches.append(Batch(samples, state.epoch, state.position + start, labels))
+        return StepBatch(tuple(micro_batches), state.epoch, state.position)
+
+
+class StatefulLoader:
+    """The steps of a run, one after the other, and two numbers that say where the next one begins.
+
+    An epoch has floor(windows / samples per step) steps; what is left of its order is not used in it, and the
+    next epoch leaves out others. Up to `prefetch_steps` steps are read ahead by `loader_threads` threads (0 =
+    no thread); neither changes what is handed out, and the state moves only when a step is handed out.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        *,
+        seed: int,
+        batch_size: int,
+        gradient_accumulation_steps: int,
+        prefetch_steps: int,
+        loader_threads: int,
+        state: LoaderState = LoaderState(),
+    ) -> None:
+        """Raises DataError when the windows do not fill one step, or the state lies outside an epoch."""
+        self._plan = _Plan(windows, seed, batch_size, gradient_accumulation_steps)
+        if len(windows) < self._plan.step_samples:
+            raise DataError(
+                f"data.train: found {len(windows)} windows, expected at least {self._plan.step_samples} "
+                f"(batch_size {batch_size} x gradient_accumulation_steps {gradient_accumulation_steps}); "
+                "lower either, shorten data.sequence_length, or set a smaller data.stride"
+            )
+        self._prefetch_steps = prefetch_steps
+        self._threads: ThreadPoolExecutor | None = None
+        if prefetch_steps > 0:
+            # Threads start with the first read-ahead. Each task is one step and none waits for another, so a
+            # loader that is dropped, or a process that ends, never waits for more than the steps read ahead.
+            self._threads = ThreadPoolExecutor(loader_threads, thread_name_prefix="loader")
+        self._ahead: deque[tuple[LoaderState, Future[StepBatch]]] = deque()
+        self.restore(state)
+
+    @property
+    def state(self) -> LoaderState:
+        """Where the next step begins."""
+        return self._state
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps in one pass over the windows."""
+        return len(self._plan.windows) // self._plan.step_samples
+
+    def restore(self, state: LoaderState) -> None:
+        """Go on from `state`; what was read ahead is dropped. Raises DataError outside an epoch."""
+        windows = len(self._plan.windows)
+        if state.epoch < 0 or not 0 <= state.position <= windows:
+            raise DataError(f"data.train: expected a position of at most {windows} windows, found {state}")
+        self._drop_ahead()
+        self._state = self._plan.first(state)
+
+    def next_step(self) -> StepBatch:
+        """Return the next step and move the state past it.
+
+        Raises what reading the windows raises, from whichever thread; the state stays, and the next call
+        reads that step again.
+        """
+        if self._threads is None:
+            step = self._plan.build(self._state)
+        else:
+            self._read_ahead(self._threads)
+            _, future = self._ahead.popleft()
+            try:
+                step = future.result()
+            except BaseException:
+                self._drop_ahead()
+                raise
+        self._state = self._plan.after(self._state)
+        if self._threads is not None:
+            self._read_ahead(self._threads)
+        return step
+
+    def identify(self, step: StepBatch) -> list[SampleIdentity]:
+        """Return where each sample of a step comes from, in the order of its rows."""
+        indices = self._plan.order(step.epoch, step.position, self._plan.step_samples)
+        return [
+            SampleIdentity(*self._plan.windows.identify(index), step.position + row)
+            for row, index in enumerate(indices.tolist())
+        ]
+
+    def close(self) -> None:
+        """Drop what was read ahead and wait for the threads; the loader cannot be used afterwards."""
+        self._drop_ahead()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+
+    def _read_ahead(self, threads: ThreadPoolExecutor) -> None:
+        state = self._plan.after(self._ahead[-1][0]) if self._ahead else self._state
+        while len(self._ahead) < self._prefetch_steps:
+            self._ahead.append((state, threads.submit(self._plan.build, state)))
+            state = self._plan.after(state)
+
+    def _drop_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.pop()[1].cancel()
+
+
+def in_order(windows: Windows, batch_size: int) -> Iterator[Batch]:
+    """Yield every window once, in the order of the data; the last batch holds what is left."""
+    for position in range(0, len(windows), batch_size):
+        indices = np.arange(position, min(position + batch_size, len(windows)), dtype=np.int64)
+        yield Batch(windows.read(indices), 0, position, windows.labels(indices))

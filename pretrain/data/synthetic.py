@@ -1,0 +1,145 @@
+"""Source `synthetic-iq`: labelled radio signals, each window a pure function of settings, seed and index."""
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pretrain.data.signals import CLASSES, rotate, waveform, white_noise
+from pretrain.data.windows import Indices, SourceFile, checked_span, checked_stride, cut
+from pretrain.errors import DataError
+from pretrain.registry import limited
+
+NAME = "synthetic-iq"
+# Windows that were made once are kept up to this size of the whole domain (16,384 windows of 1,024 samples);
+# a larger one is made anew at every reading, at about a tenth of a millisecond per window.
+_KEPT_BYTES = 128 << 20
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    """Labelled radio signals with random symbols, timing, carrier and noise; the classes take turns.
+
+    classes: the signals, each as often as the others: bpsk qpsk qam16 fsk2 chirp ofdm noise.
+    samples_per_symbol: lowest and highest number of samples of a symbol; every integer between them occurs.
+    snr_db: lowest and highest ratio of signal to noise power over the whole band, in dB.
+    carrier_offset: largest distance of the carrier from zero, in cycles per sample.
+    windows: number of windows, of which the span takes its part.
+    span: the part [begin, end) of the windows that this domain takes, as fractions of their number.
+    """
+
+    classes: tuple[str, ...] = limited(CLASSES, choices=CLASSES)
+    samples_per_symbol: tuple[int, int] = limited((4, 8), at_least=2, at_most=256)
+    snr_db: tuple[float, float] = limited((10.0, 30.0), at_least=-60, at_most=120)
+    carrier_offset: float = limited(0.02, at_least=0, at_most=0.5)
+    windows: int = limited(6000, at_least=1)
+    span: tuple[float, float] = limited((0.0, 1.0), at_least=0, at_most=1)
+
+
+def build_synthetic(
+    settings: SyntheticSettings, *, sequence_length: int, stride: int | None, seed: int, name: str
+) -> "SyntheticWindows":
+    """Return the windows of the domain `name`; each is its own signal, so there is nothing to stride over.
+
+    Domains with the same settings and seed share one sequence of windows, of which each takes its span.
+    Raises DataError for a span without a window and for ranges that are none.
+    """
+    span = checked_span(name, settings.span)
+    checked_stride(name, stride, sequence_length)
+    if not settings.classes:
+        raise DataError(f"data domain {name}: expected at least one class of {', '.join(CLASSES)}, found none")
+    for key, pair in (("samples_per_symbol", settings.samples_per_symbol), ("snr_db", settings.snr_db)):
+        if len(pair) != 2 or not pair[0] <= pair[1]:
+            raise DataError(f"data domain {name}: expected {key} to be [lowest, highest], found {list(pair)}")
+    begin, end = cut(span, settings.windows)
+    if begin == end:
+        raise DataError(
+            f"data domain {name}: the span {list(span)} takes none of {settings.windows} windows; widen it, "
+            "or raise `windows`"
+        )
+    return SyntheticWindows(settings, sequence_length, seed, begin, end)
+
+
+class SyntheticWindows:
+    """Windows `begin` to `end` of the sequence that the settings and the seed describe."""
+
+    def __init__(self, settings: SyntheticSettings, sequence_length: int, seed: int, begin: int, end: int) -> None:
+        self.kind: Literal["tokens", "complex"] = "complex"
+        self.vocabulary: int | None = None
+        self.remainder = 0
+        self._settings, self._length, self._seed = settings, sequence_length, seed & _MASK
+        self._begin, self._windows = begin, end - begin
+        description = _description(settings, sequence_length, seed)
+        self.files = (SourceFile(NAME, len(description), sha256(description).hexdigest()),)
+        self._kept: NDArray[np.complex64] | None = None
+        if self._windows * sequence_length * 8 <= _KEPT_BYTES:
+            self._kept = np.empty((self._windows, sequence_length), dtype=np.complex64)
+            self._is_kept = np.zeros(self._windows, dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return self._windows
+
+    def read(self, indices: Indices) -> torch.Tensor:
+        """Return complex64 [n, sequence_length] samples; see `Windows.read`."""
+        if self._kept is None:
+            made = [self._make(index) for index in indices.tolist()]
+            return torch.from_numpy(np.stack(made) if made else np.empty((0, self._length), dtype=np.complex64))
+        # Two threads may make the same window at once: both write the same bytes.
+        for index in indices[~self._is_kept[indices]].tolist():
+            self._kept[index] = self._make(index)
+            self._is_kept[index] = True
+        return torch.from_numpy(self._kept[indices])
+
+    def labels(self, indices: Indices) -> tuple[str, ...]:
+        """Return the class of each window."""
+        classes = self._settings.classes
+        return tuple(classes[(self._begin + index) % len(classes)] for index in indices.tolist())
+
+    def snr_db(self, index: int) -> float:
+        """Return the signal to noise ratio of a window in dB; -inf for the class `noise`."""
+        return self._drawn(index)[1]
+
+    def identify(self, index: int) -> tuple[str, int]:
+        """Return the source's name and where the window would begin in a file of all `windows` of them."""
+        return NAME, (self._begin + index) * self._length * 8
+
+    def _drawn(self, index: int) -> tuple[str, float, int, np.random.Generator]:
+        """Class, SNR, samples per symbol, and the window's own generator, past those two draws."""
+        number = self._begin + index
+        name = self._settings.classes[number % len(self._settings.classes)]
+        # Philox is keyed, not seeded: each (seed, number) has a stream of its own, with nothing to skip.
+        key = np.array([self._seed, number], dtype=np.uint64)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        snr_db = float(rng.uniform(*self._settings.snr_db))
+        lowest, highest = self._settings.samples_per_symbol
+        samples_per_symbol = int(rng.integers(lowest, highest, endpoint=True))
+        return name, -np.inf if name == "noise" else snr_db, samples_per_symbol, rng
+
+    def _make(self, index: int) -> NDArray[np.complex64]:
+        name, snr_db, samples_per_symbol, rng = self._drawn(index)
+        offset = float(rng.uniform(-1, 1)) * self._settings.carrier_offset
+        signal = rotate(waveform(name, rng, self._length, samples_per_symbol), offset, float(rng.random()))
+        if name != "noise":
+            signal += white_noise(rng, self._length) * 10 ** (-snr_db / 20)
+        return signal.astype(np.complex64)
+
+
+def _description(settings: SyntheticSettings, sequence_length: int, seed: int) -> bytes:
+    """The canonical JSON that stands for the data: all that the windows depend on, except for the span."""
+    fields = {
+        "source": NAME,
+        "generator": 1,
+        "seed": seed,
+        "sequence_length": sequence_length,
+        "classes": list(settings.classes),
+        "samples_per_symbol": list(settings.samples_per_symbol),
+        "snr_db": list(settings.snr_db),
+        "carrier_offset": settings.carrier_offset,
+        "windows": settings.windows,
+    }
+    return (json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()

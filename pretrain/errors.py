@@ -1,0 +1,61 @@
+"""One class per way to fail, each with the exit code that a script sees."""
+
+
+class PretrainError(Exception):
+    """An expected fault: its text says where, what was expected, what was found and what to do."""
+
+    exit_code = 1
+    verdict = "failed"
+    advice = "look at the reason; `pretrain resume` goes on from the last durable checkpoint"
+    resumable = True  # whether going on from the last checkpoint can lead to another end
+
+
+class ConfigError(PretrainError):
+    """A usage or configuration fault: the key, what was expected, a near name."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """Training or validation data that cannot be used: the file and the offset."""
+
+
+class IntegrityError(PretrainError):
+    """A record, checkpoint, stream or parent that does not verify, or is not there."""
+
+    exit_code = 3
+
+
+class DivergedError(PretrainError):
+    """The budget of rejected steps is spent, or the state itself is no longer finite."""
+
+    exit_code = 4
+    verdict = "diverged"
+    advice = "the same data and rules end here again: lower optimizer.lr or lengthen the warmup, and start another run"
+    resumable = False
+
+
+class StorageError(PretrainError):
+    """The disk is full, or the system reported an I/O error while writing."""
+
+    exit_code = 6
+    verdict = "storage"
+    advice = "free space or mend the disk, then resume"
+
+
+class BusyError(PretrainError):
+    """Another process writes this run."""
+
+    exit_code = 7
+
+
+class RunInterruptedError(PretrainError):
+    """A signal asked the run to stop; what was reached is saved and `resume` continues."""
+
+    exit_code = 75
+    verdict = "interrupted"
+    advice = "resume goes on to the same bytes"
+
+    def __init__(self, message: str, signal_name: str) -> None:
+        super().__init__(message)
+        self.signal_name = signal_name

@@ -1,0 +1,157 @@
+"""What a verification found, file by file, and how it is told."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain import files
+from pretrain.errors import IntegrityError, StorageError
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found; a name is relative to `path`, and that of a folder ends in a slash.
+
+    extra: there, but no record names it. missing: named, but not there. changed: other bytes than were bound, or
+    a record that was altered. unsafe: a symlink, or no regular file. unfinished: an attempt without a manifest,
+    of which all that its checkpoints bind was checked. parent_ok: whether the record that the attempt goes on
+    from lies beside it, as it was bound; None = there is none, or its attempt is not beside this one. reasons:
+    one sentence for each finding.
+    """
+
+    path: Path
+    num_files: int
+    manifest_sha256: str | None
+    record_sha256: str | None
+    unfinished: bool
+    extra: tuple[str, ...]
+    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+    unsafe: tuple[str, ...]
+    parent_ok: bool | None
+    reasons: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """All that is bound was found as bound, which can be said of an unfinished attempt as well."""
+        return not (self.extra or self.missing or self.changed or self.unsafe or self.parent_ok is False)
+
+    @property
+    def ok(self) -> bool:
+        """Sound, and bound by a record that could be read: nothing is left to finish."""
+        return self.sound and not self.unfinished and (self.manifest_sha256 or self.record_sha256) is not None
+
+    def answer(self) -> dict[str, Any]:
+        """What `verify-manifest --json` prints."""
+        names = ("ok", "manifest_sha256", "unfinished", "extra", "missing", "changed", "unsafe", "parent_ok")
+        values = {name: getattr(self, name) for name in names}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def text(self) -> str:
+        """The same for a person, one line for each finding."""
+        if self.ok:
+            record = "checkpoint.json" if self.manifest_sha256 is None else "manifest.json"
+            parent = ", and the parent is as it was bound" if self.parent_ok else ""
+            return (
+                f"{self.path}: verified, {self.num_files} files{parent}\n"
+                f"{record} has SHA-256 {self.manifest_sha256 or self.record_sha256}\n"
+                "Kept elsewhere, that finds even what was rewritten with all its digests: --expect-sha256\n"
+            )
+        lines = [f"{self.path}: {'unfinished' if self.sound else 'does not verify'}"]
+        for kind in ("extra", "missing", "changed", "unsafe"):
+            lines += [f"{kind}: {name}" for name in getattr(self, kind)]
+        # A name may hold anything, also what a terminal obeys.
+        lines += [f"  {reason}" for reason in self.reasons]
+        return "".join((line if line.isprintable() else ascii(line)) + "\n" for line in lines)
+
+
+class Findings:
+    """What was found so far in one folder, which is listed once, here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kinds = {_encodable(name): kind for name, kind in files.walk(folder)}
+        self._found: dict[str, set[str]] = {"extra": set(), "missing": set(), "changed": set(), "unsafe": set()}
+        self._reasons: list[str] = []
+        self._verified: set[str] = set()
+
+    def add(self, kind: str, name: str, reason: str) -> None:
+        """Put `name` under extra, missing, changed or unsafe."""
+        self._found[kind].add(name)
+        self.explain(f"{name}: {reason}")
+
+    def explain(self, reason: str) -> None:
+        """Say something that is about no single file."""
+        self._reasons.append(_encodable(reason))
+
+    def is_regular(self, name: str) -> bool:
+        """Whether `name` is there and may be opened; a folder in its place is unsafe."""
+        if self.kinds.get(name) == "folder":
+            self.add("unsafe", name, "expected a regular file, found a folder")
+        return self.kinds.get(name) == "file"
+
+    def is_good(self, name: str) -> bool:
+        """Whether the file `name` was found as it was bound, and nothing else about it."""
+        return name in self._verified and not any(name in names for names in self._found.values())
+
+    @contextlib.contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """Whatever is raised about the file `name` while it is read becomes a finding."""
+        try:
+            yield
+        except (IntegrityError, StorageError) as error:
+            # A disk that cannot read one file back is no reason to say nothing about the others.
+            self._found["changed"].add(name)
+            self.explain(str(error))
+
+    def check_files(self, bound: Mapping[str, tuple[int, str]], bound_by: str, judged: Callable[[str], bool]) -> None:
+        """Every bound file is there with its size and SHA-256, and every other name that is `judged` is extra.
+
+        Links and special files are unsafe wherever they are; nothing but a regular file is opened.
+        """
+        folders = {path[:end] for path in bound for end, letter in enumerate(path) if letter == "/"}
+        for name, kind in self.kinds.items():
+            if kind in ("link", "other") or (kind == "folder" and name in bound):
+                self.add("unsafe", name, f"expected a regular file, found a {kind}")
+            elif kind == "folder" and name not in folders and judged(name + "/"):
+                self.add("extra", name + "/", f"{bound_by} names nothing in this folder")
+            elif kind == "file" and name not in bound and judged(name):
+                self.add("extra", name, f"{bound_by} does not name it")
+        for name, (size, sha256) in bound.items():
+            if name not in self.kinds:
+                self.add("missing", name, f"named by {bound_by}, but not there")
+            elif self.kinds[name] == "file":
+                with self.changing(name):
+                    os.close(files.open_verified(self.folder / name, size, sha256))
+                    self._verified.add(name)
+
+    def verification(
+        self,
+        *,
+        manifest_sha256: str | None = None,
+        record_sha256: str | None = None,
+        unfinished: bool = False,
+        parent_ok: bool | None = None,
+    ) -> Verification:
+        """Everything that was found."""
+        return Verification(
+            path=self.folder,
+            num_files=len(self._verified),
+            manifest_sha256=manifest_sha256,
+            record_sha256=record_sha256,
+            unfinished=unfinished,
+            extra=tuple(sorted(self._found["extra"])),
+            missing=tuple(sorted(self._found["missing"])),
+            changed=tuple(sorted(self._found["changed"])),
+            unsafe=tuple(sorted(self._found["unsafe"])),
+            parent_ok=parent_ok,
+            reasons=tuple(self._reasons),
+        )
+
+
+def _encodable(name: str) -> str:
+    """A name that is not UTF-8 is told with its bytes escaped; no record can hold such a name."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,192 @@
+"""The attempts of a run: where they are, how one is born, and what a path on the command line means."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain import files
+from pretrain.errors import ConfigError, IntegrityError
+from pretrain.evidence import canonical, metrics
+
+SCHEMA = 1
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+MANIFEST = "manifest.json"
+ATTEMPTS = "attempts"
+LOCK = "run.lock"
+
+_NUMBER = re.compile(r"[0-9]{4,9}")
+_DATA_FIELDS = ("domain", "path", "bytes", "sha256", "windows", "remainder")
+_FIELDS = (
+    *("schema", "attempt", "parent", "versions", "device", "threads", "cpu_capability", "determinism"),
+    *("data", "tokenizer_sha256"),
+)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What an attempt goes on from: a record of an earlier attempt, named by its SHA-256 and never by a path.
+
+    kind: "manifest" for the manifest.json of a finished attempt, "checkpoint" for a checkpoint.json.
+    """
+
+    attempt: int
+    kind: str
+    record_sha256: str
+
+    def record(self) -> dict[str, Any]:
+        """The parent as it stands in environment.json and manifest.json."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, value: Any, where: str) -> "Parent | None":
+        """Read what `record` made; null is no parent. Raises IntegrityError."""
+        if value is None:
+            return None
+        found = canonical.fields(value, ("attempt", "kind", "record_sha256"), where)
+        return cls(
+            attempt=canonical.integer(found["attempt"], f"{where}.attempt", minimum=1),
+            kind=canonical.text(found["kind"], f"{where}.kind", ("manifest", "checkpoint")),
+            record_sha256=canonical.digest(found["record_sha256"], f"{where}.record_sha256"),
+        )
+
+
+def environment_record(
+    *,
+    attempt: int,
+    parent: Parent | None,
+    versions: Mapping[str, str],
+    device: str,
+    threads: int,
+    cpu_capability: str,
+    determinism: Mapping[str, Any],
+    data: Sequence[Mapping[str, Any]],
+    tokenizer_sha256: str | None,
+) -> dict[str, Any]:
+    """What environment.json holds; a row of `data` has domain, path, bytes, sha256, windows and remainder."""
+    record = {
+        "schema": SCHEMA,
+        "attempt": attempt,
+        "parent": None if parent is None else parent.record(),
+        "versions": dict(versions),
+        "device": device,
+        "threads": threads,
+        "cpu_capability": cpu_capability,
+        "determinism": dict(determinism),
+        "data": [dict(row) for row in data],
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+    return _checked_environment(record, ENVIRONMENT)
+
+
+def read_environment(attempt: Path) -> dict[str, Any]:
+    """The environment record of an attempt folder. Raises IntegrityError."""
+    path = attempt / ENVIRONMENT
+    data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
+    return _checked_environment(canonical.parse(data, str(path)), str(path))
+
+
+def _checked_environment(value: Any, where: str) -> dict[str, Any]:
+    record = canonical.fields(value, _FIELDS, where)
+    if canonical.integer(record["schema"], f"{where}: schema") != SCHEMA:
+        raise IntegrityError(f"{where}: expected schema {SCHEMA}, found {record['schema']}")
+    canonical.integer(record["attempt"], f"{where}: attempt", minimum=1)
+    Parent.parse(record["parent"], f"{where}: parent")
+    canonical.integer(record["threads"], f"{where}: threads", minimum=1)
+    for name in ("device", "cpu_capability"):
+        canonical.text(record[name], f"{where}: {name}")
+    for name in ("versions", "determinism"):
+        if not isinstance(record[name], dict):
+            raise IntegrityError(f"{where}: {name}: expected an object, found {record[name]!r}")
+    for index, row in enumerate(canonical.items(record["data"], f"{where}: data")):
+        at = f"{where}: data[{index}]"
+        found = canonical.fields(row, _DATA_FIELDS, at)
+        canonical.digest(found["sha256"], f"{at}.sha256")
+        for name in ("domain", "path"):
+            canonical.text(found[name], f"{at}.{name}")
+        for name in ("bytes", "windows", "remainder"):
+            canonical.integer(found[name], f"{at}.{name}")
+    if record["tokenizer_sha256"] is not None:
+        canonical.digest(record["tokenizer_sha256"], f"{where}: tokenizer_sha256")
+    return record
+
+
+def attempt_folder(run_dir: Path, number: int) -> Path:
+    """Where attempt `number` lies, whether or not it exists."""
+    return run_dir / ATTEMPTS / f"{number:04d}"
+
+
+def number_of(folder: Path) -> int | None:
+    """The attempt number that a folder's name says, None where it is no such name."""
+    if not _NUMBER.fullmatch(folder.name):
+        return None
+    number = int(folder.name)
+    return number if number and f"{number:04d}" == folder.name else None
+
+
+def list_attempts(run_dir: Path) -> list[int]:
+    """The attempts of a run in the order of their numbers; none where there is no such folder.
+
+    Raises IntegrityError where the name of an attempt is a symlink or a file.
+    """
+    folder = run_dir / ATTEMPTS
+    if not os.path.lexists(folder):
+        return []
+    if folder.is_symlink() or not folder.is_dir():
+        raise IntegrityError(f"{folder}: expected a folder, found something else")
+    found = []
+    for entry in folder.iterdir():
+        number = number_of(entry)
+        if number is None:
+            continue
+        if entry.is_symlink() or not entry.is_dir():
+            raise IntegrityError(f"{entry}: expected the folder of an attempt, found something else")
+        found.append(number)
+    return sorted(found)
+
+
+def newest(run_dir: Path) -> int | None:
+    """The greatest attempt number of a run, None where it has none."""
+    return max(list_attempts(run_dir), default=None)
+
+
+def create(
+    run_dir: Path, number: int, config: bytes, environment: Mapping[str, Any], prefix: Iterable[bytes] = ()
+) -> Path:
+    """Make the folder of attempt `number` appear whole, and return it; only for the holder of the run's lock.
+
+    config: the text of config.yaml. environment: see `environment_record`. prefix: the rows that the metric
+    stream begins with; whatever it raises leaves no attempt behind. Raises StorageError.
+    """
+
+    def write(folder: Path) -> None:
+        files.publish(folder / CONFIG, config, durable_folder=False)
+        files.publish(folder / ENVIRONMENT, canonical.encode(environment), durable_folder=False)
+        files.publish(folder / metrics.NAME, prefix, durable_folder=False)
+
+    files.make_folder(run_dir / ATTEMPTS)
+    folder = attempt_folder(run_dir, number)
+    files.publish_folder(folder, write)
+    return folder
+
+
+def resolve(path: Path) -> tuple[Path, int]:
+    """(run folder, attempt number) that `path` means: an attempt folder, its manifest.json, or a run folder.
+
+    A run folder means its newest attempt. Raises ConfigError for any other path.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path}: expected an attempt or run folder, found nothing there")
+    folder = (path.parent if path.name == MANIFEST else path).resolve()
+    number = number_of(folder)
+    if number is not None and folder.parent.name == ATTEMPTS and folder.is_dir():
+        return folder.parent.parent, number
+    number = newest(folder) if folder.is_dir() else None
+    if number is None:
+        raise ConfigError(
+            f"{path}: expected an attempt (RUN/{ATTEMPTS}/0001), its {MANIFEST}, or a run folder with attempts"
+        )
+    return folder, number

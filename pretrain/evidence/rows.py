@@ -1,0 +1,91 @@
+"""The rows of metrics.jsonl, with exactly the fields of the format; null stands for what does not apply."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = 1
+SKIP_REASONS = ("non_finite_loss", "non_finite_norm", "post_clip", "spike", "data_corruption")
+
+
+def begin(*, task: str, parameters: int) -> dict[str, Any]:
+    """The first row of a stream."""
+    return {"event": "begin", "schema": SCHEMA, "task": task, "parameters": parameters}
+
+
+def step(
+    *,
+    step: int,
+    batch: int,
+    loss: float,
+    learning_rate: float,
+    gradient_norm: float,
+    clip_ratio: float,
+    supervised: int,
+    update_norm: float | None = None,
+) -> dict[str, Any]:
+    """One optimizer step that was taken; `step` counts it already."""
+    return {
+        "event": "step",
+        "step": step,
+        "batch": batch,
+        "loss": loss,
+        "learning_rate": learning_rate,
+        "gradient_norm": gradient_norm,
+        "clip_ratio": clip_ratio,
+        "supervised": supervised,
+        "update_norm": update_norm,
+    }
+
+
+def skipped(
+    *,
+    step: int,
+    batch: int,
+    reason: str,
+    loss: float,
+    gradient_norm: float,
+    largest: float | None,
+    retries: int,
+    incident: int | None = None,
+) -> dict[str, Any]:
+    """One step that was refused: loss and norms may be anything. incident: null where no file tells of it."""
+    if reason not in SKIP_REASONS:
+        raise ValueError(f"{reason!r} is none of {SKIP_REASONS}")
+    return {
+        "event": "skipped",
+        "step": step,
+        "batch": batch,
+        "reason": reason,
+        "loss": loss,
+        "gradient_norm": gradient_norm,
+        "largest": largest,
+        "retries": retries,
+        "incident": incident,
+    }
+
+
+def validation(
+    *,
+    step: int,
+    domain: str,
+    samples: int,
+    loss: float,
+    bits_per_byte: float | None = None,
+    nmse: float | None = None,
+    nmse_zero: float | None = None,
+    nmse_linear: float | None = None,
+    classes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One validation domain, scored at `step`."""
+    return {
+        "event": "validation",
+        "step": step,
+        "domain": domain,
+        "samples": samples,
+        "loss": loss,
+        "bits_per_byte": bits_per_byte,
+        "nmse": nmse,
+        "nmse_zero": nmse_zero,
+        "nmse_linear": nmse_linear,
+        "classes": dict(classes or {}),
+    }

@@ -1,0 +1,215 @@
+"""Whether an attempt or a checkpoint is what its records say, every file of it, by reading alone."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from pretrain import files
+from pretrain.errors import IntegrityError, StorageError
+from pretrain.evidence import canonical, checkpoint, metrics, namespace
+from pretrain.evidence.checkpoint_record import RECORD_NAME, CheckpointRecord
+from pretrain.evidence.findings import Findings, Verification
+from pretrain.evidence.manifest_record import NAME, Manifest, parse_manifest
+from pretrain.evidence.namespace import CONFIG, ENVIRONMENT, Parent
+
+_CHECKPOINTS = "checkpoints/"
+
+
+def verify_attempt(folder: Path, expect_sha256: str | None = None) -> Verification:
+    """Check everything that the manifest of an attempt binds, or, without one, all that its checkpoints bind.
+
+    expect_sha256: what the SHA-256 of manifest.json must be. Nothing is written and no link is followed.
+    """
+    findings = Findings(folder)
+    manifest, manifest_sha256 = _read_manifest(findings, expect_sha256)
+    if manifest is None:
+        _check_bound_by_checkpoints(findings)
+        parent = _check_environment(findings)
+    else:
+        _check_bound_by_manifest(findings, manifest)
+        parent = manifest.parent
+    return findings.verification(
+        manifest_sha256=manifest_sha256,
+        unfinished=NAME not in findings.kinds,
+        parent_ok=None if parent is None else _check_parent(findings, parent),
+    )
+
+
+def verify_checkpoint_folder(folder: Path, expect_sha256: str | None = None) -> Verification:
+    """Check everything that the record of a checkpoint binds, naming every file that differs.
+
+    expect_sha256: what the SHA-256 of checkpoint.json must be.
+    """
+    findings = Findings(folder)
+    record = _read_record(findings, "")
+    findings.check_files(_bound_by(record, "") if record else {}, RECORD_NAME, lambda _: record is not None)
+    if RECORD_NAME not in findings.kinds:
+        findings.add("missing", RECORD_NAME, "every checkpoint has one, written last")
+    found = record.record_sha256 if record else None
+    if record and expect_sha256 not in (None, found):
+        findings.add("changed", RECORD_NAME, f"expected SHA-256 {expect_sha256}, found {found}")
+    return findings.verification(record_sha256=found)
+
+
+def _read_manifest(findings: Findings, expect_sha256: str | None) -> tuple[Manifest | None, str | None]:
+    path = findings.folder / NAME
+    manifest, sha256 = None, None
+    if NAME not in findings.kinds:
+        findings.explain(f"there is no {NAME}: the attempt is unfinished")
+    elif findings.is_regular(NAME):
+        with findings.changing(NAME):
+            data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
+            sha256 = hashlib.sha256(data).hexdigest()
+            if expect_sha256 not in (None, sha256):
+                findings.add("changed", NAME, f"expected SHA-256 {expect_sha256}, found {sha256}")
+            manifest = parse_manifest(data, str(path))
+    return manifest, sha256
+
+
+def _read_record(findings: Findings, step_folder: str) -> CheckpointRecord | None:
+    name = step_folder + RECORD_NAME
+    record = None
+    if findings.is_regular(name):
+        with findings.changing(name):
+            record = checkpoint.read_record(findings.folder / step_folder)
+    return record
+
+
+def _bound_by(record: CheckpointRecord, step_folder: str) -> dict[str, tuple[int, str]]:
+    bound = {step_folder + file.path: (file.bytes, file.sha256) for file in record.files}
+    size = record.bytes - sum(file.bytes for file in record.files)
+    return {**bound, step_folder + RECORD_NAME: (size, record.record_sha256)}
+
+
+# --- with a manifest -----------------------------------------------------------------------------------
+
+
+def _check_bound_by_manifest(findings: Findings, manifest: Manifest) -> None:
+    number = namespace.number_of(findings.folder)
+    if number not in (None, manifest.attempt):
+        findings.add("changed", NAME, f"it is of attempt {manifest.attempt}, not of {number}")
+    bound = {entry.path: (entry.bytes, entry.sha256) for entry in manifest.files}
+    findings.check_files(bound, NAME, lambda name: name != NAME)
+    records = {
+        path.removesuffix(RECORD_NAME): record
+        for path in bound
+        if path.endswith("/" + RECORD_NAME) and findings.is_good(path)
+        if (record := _read_record(findings, path.removesuffix(RECORD_NAME)))
+    }
+    _check_records(findings, manifest, bound, records)
+    _check_stream(findings, manifest, records)
+    if findings.is_good(ENVIRONMENT):
+        with findings.changing(ENVIRONMENT):
+            environment = namespace.read_environment(findings.folder)
+            parent = Parent.parse(environment["parent"], ENVIRONMENT)
+            if (environment["attempt"], parent) != (manifest.attempt, manifest.parent):
+                findings.add("changed", NAME, f"attempt and parent are not those of {ENVIRONMENT}")
+
+
+def _check_records(
+    findings: Findings,
+    manifest: Manifest,
+    bound: dict[str, tuple[int, str]],
+    records: dict[str, CheckpointRecord],
+) -> None:
+    """The records of the checkpoints, by their folders, say the same as the manifest that binds them."""
+    for step_folder, record in records.items():
+        named = {path: entry for path, entry in bound.items() if path.startswith(step_folder)}
+        if named != _bound_by(record, step_folder):
+            findings.add("changed", NAME, f"it binds other files than {step_folder}{RECORD_NAME}")
+        if record.identity_sha256 != manifest.identity_sha256:
+            findings.add("changed", NAME, f"identity_sha256 is not that of {step_folder}{RECORD_NAME}")
+        is_latest = record.record_sha256 == manifest.latest.record_sha256
+        if record.step > manifest.latest.step or (is_latest and record.step != manifest.latest.step):
+            findings.add("changed", NAME, f"latest is not the checkpoint of {step_folder}")
+    for path in bound:
+        step_folder = path[: path.rfind("/") + 1]
+        if path.startswith(_CHECKPOINTS) and step_folder + RECORD_NAME not in bound:
+            findings.add("changed", NAME, f"it binds {path}, but no record of that checkpoint")
+
+
+def _check_stream(findings: Findings, manifest: Manifest, records: dict[str, CheckpointRecord]) -> None:
+    if not findings.is_good(metrics.NAME):
+        return
+    path = findings.folder / metrics.NAME
+    with findings.changing(metrics.NAME):
+        broken = metrics.broken_prefixes(path, [manifest.metrics, *(r.metrics for r in records.values())])
+        if manifest.metrics in broken:
+            findings.add("changed", NAME, f"metrics does not count the rows of {metrics.NAME}")
+        for step_folder in (folder for folder, record in records.items() if record.metrics in broken):
+            findings.add("changed", step_folder + RECORD_NAME, f"its cursor is not of this {metrics.NAME}")
+        if metrics.counts(path) != manifest.counts:
+            findings.add("changed", NAME, f"counts are not those of {metrics.NAME}")
+
+
+# --- without one ---------------------------------------------------------------------------------------
+
+
+def _check_bound_by_checkpoints(findings: Findings) -> None:
+    for name in (CONFIG, ENVIRONMENT, metrics.NAME):
+        if not findings.is_regular(name) and name not in findings.kinds:
+            findings.add("missing", name, "every attempt is born with one")
+    records, unknown = {}, set()
+    for name, kind in findings.kinds.items():
+        if kind == "folder" and name.startswith(_CHECKPOINTS) and name.count("/") == 1:
+            record = _read_record(findings, name + "/")
+            if record:
+                records[name + "/"] = record
+            elif name + "/" + RECORD_NAME in findings.kinds:
+                unknown.add(name + "/")  # an altered record says nothing about the files beside it
+
+    def is_judged(name: str) -> bool:
+        # No record binds the other files yet; but a temporary, or half a checkpoint, has no business here.
+        if any(files.TEMPORARY.fullmatch(part) for part in name.rstrip("/").split("/")):
+            return True
+        return name.startswith(_CHECKPOINTS) and name != _CHECKPOINTS and not name.startswith(tuple(unknown))
+
+    bound = {path: entry for folder, record in records.items() for path, entry in _bound_by(record, folder).items()}
+    findings.check_files(bound, f"a {RECORD_NAME}", is_judged)
+    if findings.is_regular(metrics.NAME):
+        with findings.changing(metrics.NAME):
+            path = findings.folder / metrics.NAME
+            broken = metrics.broken_prefixes(path, [record.metrics for record in records.values()])
+            for folder in (folder for folder, record in records.items() if record.metrics in broken):
+                findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
+
+
+def _check_environment(findings: Findings) -> Parent | None:
+    """What environment.json says against the folder's name; returns its parent."""
+    parent = None
+    if findings.is_regular(ENVIRONMENT):
+        with findings.changing(ENVIRONMENT):
+            environment = namespace.read_environment(findings.folder)
+            number = namespace.number_of(findings.folder)
+            if number not in (None, environment["attempt"]):
+                findings.add("changed", ENVIRONMENT, f"it is of attempt {environment['attempt']}")
+            parent = Parent.parse(environment["parent"], ENVIRONMENT)
+    return parent
+
+
+# --- the parent ----------------------------------------------------------------------------------------
+
+
+def _check_parent(findings: Findings, parent: Parent) -> bool | None:
+    """Whether the record that `parent` names lies in its attempt, beside this one; None without that attempt."""
+    attempt = findings.folder.with_name(f"{parent.attempt:04d}")
+    if namespace.number_of(findings.folder) is None or not os.path.lexists(attempt):
+        return None
+    try:
+        if parent.kind == "manifest":
+            records = [attempt / NAME]
+        else:
+            records = [folder / RECORD_NAME for _, folder in checkpoint.list_checkpoints(attempt)]
+        if not attempt.is_symlink() and any(_sha256(record) == parent.record_sha256 for record in records):
+            return True
+    except (IntegrityError, StorageError) as error:
+        findings.explain(str(error))
+    findings.explain(
+        f"the parent {attempt} holds no {parent.kind} record with SHA-256 {parent.record_sha256}: "
+        "it was changed or removed"
+    )
+    return False
+
+
+def _sha256(path: Path) -> str:
+    return files.hash_file(path).sha256

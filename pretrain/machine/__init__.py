@@ -1,0 +1,1 @@
+"""What the run asks of the machine: device, arithmetic, generators, signals and surroundings."""

@@ -1,0 +1,21 @@
+"""What maps a sequence to a prediction at each of its positions; one row per model."""
+
+from typing import Any
+
+from torch import nn
+
+from pretrain.models.decoder import Decoder, DecoderSettings, build_decoder
+from pretrain.models.parts import Block
+from pretrain.registry import Entry
+
+MODELS: dict[str, Entry[Any, nn.Module]] = {
+    "decoder": Entry(DecoderSettings, build_decoder),
+}
+
+
+def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The residual blocks in the order of depth, each with its parameter prefix, such as `model.layers.0`."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Block)]
+
+
+__all__ = ["MODELS", "Block", "Decoder", "DecoderSettings", "blocks", "build_decoder"]

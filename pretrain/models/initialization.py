@@ -1,0 +1,25 @@
+"""The values that a model's parameters start from."""
+
+import math
+
+import torch
+from torch import nn
+
+RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, std: float, layers: int, generator: torch.Generator) -> None:
+    """Set every parameter, in the order of its name in the model, drawing only from `generator`.
+
+    Matrices get N(0, std^2); the projections that write into the residual stream get std / sqrt(2 *
+    layers), so that its variance does not grow with 2 * layers additions (Radford et al., GPT-2, section
+    2.3). Vectors, which are the scales of norms, get 1.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(1.0)
+        elif name.endswith(RESIDUAL_PROJECTIONS):
+            parameter.normal_(0.0, std / math.sqrt(2 * layers), generator=generator)
+        else:
+            parameter.normal_(0.0, std, generator=generator)

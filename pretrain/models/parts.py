@@ -1,0 +1,113 @@
+"""The parts of a decoder: matrices, rotary positions, attention, SwiGLU and the residual block."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+NORM_EPS = 1e-6
+
+
+class Linear(nn.Linear):
+    """A matrix without bias, left unset: `initialize` draws every parameter from one generator.
+
+    The stock constructor would draw from the global generator, which belongs to the run.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draws nothing."""
+
+
+class Embedding(nn.Embedding):
+    """A table of vectors, left unset like `Linear`."""
+
+    def reset_parameters(self) -> None:
+        """Draws nothing."""
+
+
+def float32_linear(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return `inputs @ weight.T` in the weight's own type, under autocast too."""
+    with torch.autocast(inputs.device.type, enabled=False):
+        return F.linear(inputs.to(weight.dtype), weight)
+
+
+def rotary_tables(positions: int, head_size: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and signed sine of position * base^(-2 i / head_size), float32 [positions, 1, head_size].
+
+    Su et al., RoFormer, arXiv 2104.09864, equation 15. Elements i and i + head_size / 2 are a pair, as in
+    Llama; the sine of the first of them is negated. The angles are taken in float64: in float32 those of
+    far positions are off in the fourth digit.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    angles = (torch.arange(positions, dtype=torch.float64)[:, None] * base**-exponents)[:, None, :]
+    cos, sin = angles.cos().float(), angles.sin().float()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each head, [B, T, H, D], by its position, with tables [T, 1, D].
+
+    The tables are float32, so the products are too; the result has the type of `heads`.
+    """
+    # A roll by D / 2 swaps the halves, forward and backward, in half the time of cutting and joining them.
+    return (heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin).to(heads.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention in which each key and value head serves heads / kv_heads query heads."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.head_size = width // heads
+        self.grouped = kv_heads != heads
+        self.q_proj = Linear(width, heads * self.head_size)
+        self.k_proj = Linear(width, kv_heads * self.head_size)
+        self.v_proj = Linear(width, kv_heads * self.head_size)
+        self.o_proj = Linear(heads * self.head_size, width)
+
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        shape = (hidden.shape[0], hidden.shape[1], -1, self.head_size)
+        query = rotate(self.q_proj(hidden).view(shape), cos, sin)
+        key = rotate(self.k_proj(hidden).view(shape), cos, sin)
+        value = self.v_proj(hidden).view(shape)
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.grouped,
+        )
+        projected: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)): Shazeer, arXiv 2002.05202."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, hidden)
+        self.up_proj = Linear(width, hidden)
+        self.down_proj = Linear(hidden, width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        down: torch.Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return down
+
+
+class Block(nn.Module):
+    """One pre-norm residual block: attention, then the feed-forward layer."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, ffn_width: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.self_attn = Attention(width, heads, kv_heads)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.mlp = SwiGLU(width, ffn_width)
+
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin)
+        added: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return added

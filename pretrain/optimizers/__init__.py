@@ -1,0 +1,38 @@
+"""What turns gradients into an update; one row per optimizer, and its state as flat named tensors."""
+
+from typing import Any
+
+import torch
+
+from pretrain.optimizers.adamw import AdamWSettings, build_adamw
+from pretrain.registry import Entry
+
+OPTIMIZERS: dict[str, Entry[Any, torch.optim.Optimizer]] = {
+    "adamw": Entry(AdamWSettings, build_adamw),
+}
+
+
+def flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return every tensor of the state as `optimizer.PARAMETER.KEY`: its own tensors, so `copy_` restores.
+
+    Names cannot swap the moments of two parameters of one shape as the positions of `load_state_dict` can,
+    and no tensor changes its type on the way. Raises TypeError for a state that is not a tensor: it could
+    not be saved.
+    """
+    flat = {}
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            for key, value in optimizer.state[parameter].items():
+                if not isinstance(value, torch.Tensor):
+                    raise TypeError(f"optimizer state {name}.{key}: expected a tensor, found {value!r}")
+                flat[f"optimizer.{name}.{key}"] = value
+    return flat
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of the next step: each group takes `lr` times its own `lr_multiplier`."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_multiplier"]
+
+
+__all__ = ["OPTIMIZERS", "AdamWSettings", "build_adamw", "flat_state", "set_learning_rate"]

@@ -1,0 +1,128 @@
+"""The shape of the learning rate: a multiplier of its peak, a pure function of the completed steps."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pretrain.registry import Entry, limited
+
+Multiplier = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class CosineSettings:
+    """Linear warmup, then half a cosine down to `min_lr_ratio`.
+
+    scheduler_total_steps: steps of the whole shape; null = training.max_steps.
+    scheduler_warmup_ratio: share of the total that warms up, rounded to whole steps (a half to even).
+    min_lr_ratio: what is left of the peak at the end and after it.
+    """
+
+    scheduler_total_steps: int | None = limited(None, at_least=1)
+    scheduler_warmup_ratio: float = limited(0.05, at_least=0, at_most=1)
+    min_lr_ratio: float = limited(0.0, at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class ConstantSettings:
+    """The peak at every step; nothing to set."""
+
+
+@dataclass(frozen=True)
+class LinearWarmupThenConstantSettings:
+    """Linear warmup, then the peak.
+
+    scheduler_total_steps: the steps that the warmup is a share of; null = training.max_steps.
+    scheduler_warmup_ratio: share of the total that warms up, rounded to whole steps (a half to even).
+    """
+
+    scheduler_total_steps: int | None = limited(None, at_least=1)
+    scheduler_warmup_ratio: float = limited(0.05, at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class WarmupStableDecaySettings:
+    """Linear warmup, then the peak, then a linear decay to `min_lr_ratio`.
+
+    scheduler_total_steps: steps of the whole shape; null = training.max_steps.
+    scheduler_warmup_ratio: share of the total that warms up, rounded to whole steps (a half to even).
+    decay_ratio: share of the total that decays, rounded likewise; with the warmup at most 1.
+    min_lr_ratio: what is left of the peak at the end and after it.
+    """
+
+    scheduler_total_steps: int | None = limited(None, at_least=1)
+    scheduler_warmup_ratio: float = limited(0.05, at_least=0, at_most=1)
+    decay_ratio: float = limited(0.2, at_least=0, at_most=1)
+    min_lr_ratio: float = limited(0.0, at_least=0, at_most=1)
+
+
+def contradictions(settings: Any) -> tuple[str, ...]:
+    """What is wrong with a schedule's settings that no limit of a single key can say; each names its keys."""
+    if not isinstance(settings, WarmupStableDecaySettings):
+        return ()
+    warmup, decay = settings.scheduler_warmup_ratio, settings.decay_ratio
+    # 0.7 + 0.3 is exact only by luck: what matters is that the two parts fit into the whole.
+    if warmup + decay <= 1 + 1e-9:
+        return ()
+    return (
+        f"scheduler.scheduler_warmup_ratio ({warmup:g}) + scheduler.decay_ratio ({decay:g}) is more than 1:"
+        " the decay would begin before the warmup ends; lower one of them",
+    )
+
+
+def _total(settings: Any) -> int:
+    total = settings.scheduler_total_steps
+    assert isinstance(total, int), "scheduler_total_steps is resolved to training.max_steps before build"
+    return total
+
+
+def _constant(settings: ConstantSettings) -> Multiplier:
+    return lambda step: 1.0
+
+
+def _linear_warmup_then_constant(settings: LinearWarmupThenConstantSettings) -> Multiplier:
+    warmup = round(settings.scheduler_warmup_ratio * _total(settings))
+    return lambda step: (step + 1) / warmup if step < warmup else 1.0
+
+
+def _cosine(settings: CosineSettings) -> Multiplier:
+    total, lowest = _total(settings), settings.min_lr_ratio
+    warmup = round(settings.scheduler_warmup_ratio * total)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if step >= total:
+            return lowest
+        progress = (step - warmup) / (total - warmup)
+        return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return multiplier
+
+
+def _warmup_stable_decay(settings: WarmupStableDecaySettings) -> Multiplier:
+    total, lowest = _total(settings), settings.min_lr_ratio
+    warmup = round(settings.scheduler_warmup_ratio * total)
+    # Two ratios that fit can round to one step too many; the warmup keeps its steps.
+    decay = min(round(settings.decay_ratio * total), total - warmup)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        # Without a decay nothing falls, past the end either: a plain warmup and a plateau.
+        if step < total - decay or decay == 0:
+            return 1.0
+        return lowest + (1 - lowest) * max(total - step, 0) / decay
+
+    return multiplier
+
+
+# `build(settings)` gives the multiplier of the peak for the step about to run; its argument is the number of
+# completed steps, so a warmup over W steps gives 1/W for the first one and 1 at W - 1.
+SCHEDULES: dict[str, Entry[Any, Multiplier]] = {
+    "cosine": Entry(CosineSettings, _cosine),
+    "constant": Entry(ConstantSettings, _constant),
+    "linear_warmup_then_constant": Entry(LinearWarmupThenConstantSettings, _linear_warmup_then_constant),
+    "warmup_stable_decay": Entry(WarmupStableDecaySettings, _warmup_stable_decay),
+}

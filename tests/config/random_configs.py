@@ -1,0 +1,107 @@
+"""Random valid configurations, from the settings classes themselves."""
+
+import typing
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pretrain.config.canonical import text_of
+from pretrain.config.settings import NAMED, SECTIONS, SOURCE, NamedSection, Setting, plain_sections, settings_of
+
+TRICKY = [
+    *("no", "y", "true", "null", "~", "010", "0x1f", "1e3", ".5", "1_000", ".nan", "12:30", "2026-01-01"),
+    *("- a", "#x", "a: b", "a b ", "=", "<<", "...", "---", "'", '"', "\\", "{", "@", "%", "!x", "&"),
+    *("é", "日本", "\U0001f4e1", "\u2028", "\xa0", "\ufeff"),
+]
+TEXTS = st.one_of(
+    st.sampled_from(TRICKY),
+    st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
+        lambda text: "${" not in text and text != "???"
+    ),
+)
+PATHS = st.builds("f{}".format, TEXTS.filter(lambda text: "/" not in text))
+DOMAINS = st.one_of(
+    st.sampled_from(["no", "010", "1e3", "null", "true", "a.b", "-", "_", "1"]),
+    st.from_regex(r"[a-z0-9_-]{1,6}", fullmatch=True),
+).filter(lambda name: name != "mean")
+
+
+def value_of(setting: Setting) -> st.SearchStrategy[Any]:
+    """What a setting may hold, as plain values."""
+    options = typing.get_args(setting.annotation) if type(None) in typing.get_args(setting.annotation) else ()
+    kinds = [one for one in options if one is not type(None)] or [setting.annotation]
+    found = _scalar(kinds[0], setting)
+    return st.one_of(st.none(), found) if options else found
+
+
+def _scalar(kind: Any, setting: Setting) -> st.SearchStrategy[Any]:
+    limits = setting.limits
+    if typing.get_origin(kind) in (list, tuple):
+        inner = _scalar(typing.get_args(kind)[0], setting)
+        if kind == tuple[str, ...]:
+            return st.lists(inner, min_size=1, max_size=3)
+        return st.lists(inner, min_size=len(setting.default), max_size=len(setting.default)).map(sorted)
+    if "choices" in limits:
+        return st.sampled_from(limits["choices"])
+    if kind is bool:
+        return st.booleans()
+    if kind is str:
+        return PATHS
+    if kind is int:
+        return st.integers(limits.get("at_least", 0), limits.get("at_most", 2**62))
+    return st.floats(
+        limits.get("at_least", limits.get("above")),
+        limits.get("at_most", limits.get("below")),
+        exclude_min="above" in limits,
+        exclude_max="below" in limits,
+        allow_nan=False,
+        allow_infinity=False,
+    )
+
+
+@st.composite
+def _settings(draw: Any, cls: type[Any]) -> dict[str, Any]:
+    return {
+        name: draw(value_of(setting))
+        for name, setting in settings_of(cls).items()
+        if not name.startswith("scheduler_warm")
+    }
+
+
+@st.composite
+def _entry(draw: Any, section: NamedSection, names: list[str]) -> dict[str, Any]:
+    name = draw(st.sampled_from(names))
+    return {section.key: name, **draw(_settings(section.table[name].settings))}
+
+
+def _domains(draw: Any, task: str, least: int) -> dict[str, Any]:
+    sources = ["text"] if task == "text" else ["iq", "synthetic-iq"]
+    found = draw(st.dictionaries(DOMAINS, _entry(SOURCE, sources), min_size=least, max_size=3))
+    for settings in found.values():
+        if not settings["span"][0] < settings["span"][1]:
+            settings["span"] = [0.25, 0.75]
+    return dict(found)
+
+
+@st.composite
+def texts(draw: Any) -> str:
+    """The text of a configuration that is valid, keys that depend on each other made to fit."""
+    tree: dict[str, Any] = {name: draw(_settings(cls)) for name, cls in plain_sections().items()}
+    for section, chooser in NAMED.items():
+        tree[section] = draw(_entry(chooser, list(chooser.table)))
+    task = tree["task"]["name"]
+    tree["data"]["train"] = _domains(draw, task, 1)
+    tree["data"]["validation"] = _domains(draw, task, 0)
+    if "patch_samples" in tree["task"]:
+        tree["task"]["patch_samples"] %= 2**40
+        tree["task"]["patch_samples"] += 1
+    tree["data"]["sequence_length"] = 2 * draw(st.integers(1, 9)) * tree["task"].get("patch_samples", 1)
+    tree["training"]["use_amp"] = None
+    kv_heads, groups, half = draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99)))
+    tree["model"] |= {"kv_heads": kv_heads, "heads": kv_heads * groups, "width": 2 * kv_heads * groups * half}
+    tree["validation"]["rank_by"] = draw(
+        st.sampled_from(["mean", *(tree["data"]["validation"] or tree["data"]["train"])])
+    )
+    if "decay_ratio" in tree["scheduler"]:
+        tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
+    return text_of({section: tree[section] for section in SECTIONS})

@@ -1,0 +1,121 @@
+"""Keys that contradict each other, and what is allowed and probably not meant."""
+
+import pytest
+
+from pretrain.config import to_yaml, warnings
+from tests.config.written import IQ, TEXT, config, refusal
+
+WSD = "scheduler.scheduler_type=warmup_stable_decay"
+CONTRADICTIONS: list[tuple[str, list[str], str]] = [
+    (TEXT, ["task.name=iq"], "source is text; expected a source of iq, synthetic-iq, or task.name=text"),
+    (IQ, ["task={name: text}"], "task.name is text, but data.train.signals.source is synthetic-iq; expected"),
+    (IQ, ["data.sequence_length=100"], "must be a multiple of task.patch_samples (16), such as 96 or 112"),
+    (IQ, ["data.sequence_length=8"], "must be a multiple of task.patch_samples (16), such as 16"),
+    (IQ, ["data.sequence_length=16"], "data.sequence_length (16) holds one patch"),
+    (IQ, ["data.train.signals.snr_db=[20, 10]"], "data.train.signals.snr_db must be [lowest, highest]; found [20, 10]"),
+    (IQ, ["data.train.signals.classes=[]"], "data.train.signals.classes must hold one class at least"),
+    (TEXT, ["model.heads=3"], "model.heads: 3 does not divide"),
+    (TEXT, ["model.kv_heads=3"], "model.kv_heads: 3 does not divide"),
+    (TEXT, ["model.width=60"], "model.heads: 4 heads"),
+    (
+        TEXT,
+        ["training.use_amp=true", "training.precision=float32"],
+        "use_amp: true means bfloat16, but training.precision is float32",
+    ),
+    (
+        TEXT,
+        ["training.use_amp=false", "training.precision=bfloat16"],
+        "use_amp: false means float32, but training.precision is bfloat16",
+    ),
+    (
+        TEXT,
+        ["validation.rank_by=corpsu"],
+        "validation.rank_by must be mean or a validation domain (corpus); found 'corpsu'",
+    ),
+    (TEXT, ["data.validation.mean={path: x}"], "data.validation.mean has the name that means all domains"),
+    (TEXT, ["data.train.corpus.span=[0.5, 0.5]"], "data.train.corpus.span must begin before it ends"),
+    (TEXT, ["data.validation.corpus.span=[1, 0]"], "data.validation.corpus.span must begin before it ends"),
+    (TEXT, [WSD, "scheduler.scheduler_warmup_ratio=0.9"], "(0.9) + scheduler.decay_ratio (0.2) is more than 1"),
+    (
+        TEXT,
+        ["telemetry.csv_log_path=../x.csv"],
+        "telemetry.csv_log_path must not lead upward by `..`; found '../x.csv'",
+    ),
+    (TEXT, ["telemetry.csv_log_path=/a/../x.csv"], "telemetry.csv_log_path must not lead upward by `..`"),
+    (TEXT, ["telemetry.csv_log_path=a/"], "telemetry.csv_log_path must name a file"),
+    (TEXT, ["telemetry.csv_log_path=''"], "telemetry.csv_log_path must name a file"),
+    (TEXT, ["run.dir=' '"], "run.dir must name a folder"),
+    (TEXT, ["run.dir=~/runs"], "run.dir begins with ~, which is not your home folder here"),
+]
+
+
+@pytest.mark.parametrize(("text", "overrides", "message"), CONTRADICTIONS)
+def test_contradiction(text: str, overrides: list[str], message: str) -> None:
+    lines = refusal(*overrides, text=text)
+    assert lines
+    assert all(line.startswith("x.yaml: ") for line in lines)
+    assert any(message in line for line in lines), lines
+
+
+def test_every_contradiction_is_listed() -> None:
+    assert len(refusal("model.heads=3", "task.name=iq", "validation.rank_by=x", "telemetry.csv_log_path=..")) >= 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        ([], "float32"),
+        (["training.use_amp=true"], "bfloat16"),
+        (["training.use_amp=false"], "float32"),
+        (["training.use_amp=null", "training.precision=bfloat16"], "bfloat16"),
+        (["training.use_amp=true", "training.precision=bfloat16"], "bfloat16"),
+    ],
+)
+def test_use_amp_becomes_precision(overrides: list[str], precision: str) -> None:
+    training = config(*overrides).training
+    assert (training.precision, training.use_amp) == (precision, None)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear_warmup_then_constant", "warmup_stable_decay"])
+def test_the_steps_of_the_schedule_are_written_out(name: str) -> None:
+    one = config(f"scheduler.scheduler_type={name}")
+    assert one.scheduler.settings.scheduler_total_steps == 20
+    assert "scheduler_total_steps: 20" in to_yaml(one)
+    other = config(f"scheduler.scheduler_type={name}", "scheduler.scheduler_total_steps=7")
+    assert other.scheduler.settings.scheduler_total_steps == 7
+    assert config("scheduler.scheduler_type=constant").scheduler.name == "constant"
+
+
+def test_allowed() -> None:
+    assert not refusal("data.stride=500", "validation.rank_by=corpus", "telemetry.csv_log_path=/tmp/x.csv")
+    assert not refusal("data.train.corpus.span=[0, 1]", "scheduler.scheduler_total_steps=5")
+
+
+QUIET = [
+    "guard.inf_post_clip_threshold=0.5",
+    "validation.validate_every_n_steps=10",
+    "checkpoint.checkpoint_every_n_steps=5",
+]
+WARNINGS: list[tuple[list[str], str | None]] = [
+    ([], None),
+    (["guard.inf_post_clip_threshold=1.0"], "guard.inf_post_clip_threshold (1) is not below"),
+    (["guard.inf_post_clip_threshold=1.0", "training.grad_clip_max_norm=null"], None),
+    (["checkpoint.checkpoint_every_n_steps=7"], "do not meet by step 20"),
+    (["checkpoint.checkpoint_every_n_steps=7", "checkpoint.num_best_checkpoints=0"], None),
+    (["validation.validate_every_n_steps=100"], None),
+    (["validation.validate_every_n_steps=100", "checkpoint.checkpoint_every_n_steps=3"], "do not meet by step 20"),
+    (["scheduler.scheduler_total_steps=21"], "scheduler.scheduler_total_steps (21) is more than training.max_steps"),
+    (["scheduler.scheduler_total_steps=19"], None),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), WARNINGS)
+def test_warning(overrides: list[str], message: str | None) -> None:
+    found = warnings(config(*QUIET, *overrides))
+    assert len(found) == (message is not None), found
+    assert message is None or message in found[0]
+
+
+def test_validating_on_training_data_is_warned_of() -> None:
+    text = "run: {dir: r}\ntraining: {max_steps: 20}\ndata: {train: {corpus: {}}}\n"
+    assert "data.validation is empty" in warnings(config(*QUIET, text=text))[0]

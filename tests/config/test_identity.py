@@ -1,0 +1,174 @@
+"""What makes two runs one, and what a resume may change of it."""
+
+import pytest
+
+from pretrain.config import (
+    RESUMABLE,
+    RunConfig,
+    difference,
+    identity_sha256,
+    is_resumable,
+    leaves,
+    parse,
+    resumed,
+    to_yaml,
+    tree_of,
+)
+from pretrain.errors import ConfigError
+from tests.config.written import IQ, config
+
+HASHES = {"train.corpus": "a" * 64, "validation.corpus": "b" * 64}
+IQ_HASHES = {"train.air": "c" * 64}
+
+ALLOWED = [
+    "run.dir=elsewhere/x",
+    "training.max_steps=21",
+    "training.device=cuda",
+    "training.threads=1",
+    "checkpoint.max_rolling_checkpoints=9",
+    "checkpoint.keep_every_n_steps=50",
+    "telemetry.gradient_log_interval=1",
+    "telemetry.csv_log_path=/tmp/other.csv",
+    "data.train.corpus.path=moved.txt",
+    "data.validation.corpus.path=moved.txt",
+]
+REFUSED = [
+    "training.max_steps=19",
+    "training.seed=2",
+    "training.batch_size=8",
+    "training.gradient_accumulation_steps=2",
+    "training.grad_clip_max_norm=null",
+    "training.precision=bfloat16",
+    "training.deterministic=false",
+    "model.width=32",
+    "optimizer.lr=0.1",
+    "optimizer.betas=[0.9, 0.96]",
+    "scheduler.scheduler_total_steps=21",
+    "scheduler.min_lr_ratio=0.5",
+    "guard.max_nan_retries=4",
+    "checkpoint.checkpoint_every_n_steps=50",
+    "checkpoint.num_best_checkpoints=2",
+    "validation.validate_every_n_steps=50",
+    "validation.rank_by=corpus",
+    "data.sequence_length=64",
+    "data.prefetch_steps=0",
+    "data.train.corpus.span=[0, 0.8]",
+    "data.train.more.path=more.txt",
+]
+
+
+def identity(one: RunConfig) -> str:
+    return identity_sha256(one, HASHES)
+
+
+@pytest.mark.parametrize("override", ALLOWED)
+def test_a_resume_may_change(override: str) -> None:
+    parent = config()
+    child = resumed(parent, [override])
+    changes = difference(parent, child)
+    assert [change.key for change in changes.allowed] == [override.partition("=")[0]]
+    assert not changes.refused
+    assert identity(child) == identity(parent)
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_resume_keeps(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError) as caught:
+        resumed(config(), [override])
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"resume: {key.rsplit('.', 1)[0]}.")
+    assert any(line.startswith(f"resume: {key} was ") for line in lines)
+
+
+def test_old_and_new_value_of_every_refused_key_are_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resumed(config(), ["optimizer.lr=1e-8", "training.max_steps=5", "training.threads=2", "optimizer.betas=[0, 0]"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "resume: training.max_steps was 20 and would become 5; a resume can only raise it"
+    assert lines[1].startswith("resume: optimizer.lr was 0.003 and would become 1.0e-08; a resume keeps it.")
+    assert lines[2].startswith(
+        "resume: optimizer.betas was [0.9, 0.95] and would become [0.0, 0.0]; a resume keeps it."
+    )
+
+
+def test_a_change_of_entry_is_refused_key_by_key() -> None:
+    with pytest.raises(ConfigError, match=r"take the key out of the parent's config\.yaml"):
+        resumed(config(), ["scheduler.scheduler_type=constant"])
+    changes = difference(config(), config("scheduler.scheduler_type=constant"))
+    assert [(change.key, change.new) for change in changes.refused][:2] == [
+        ("scheduler.scheduler_type", "constant"),
+        ("scheduler.scheduler_total_steps", "(absent)"),
+    ]
+
+
+def test_a_raised_end_keeps_the_schedule() -> None:
+    child = resumed(config(), ["training.max_steps=40"])
+    assert (child.training.max_steps, child.scheduler.settings.scheduler_total_steps) == (40, 20)
+    assert identity(child) == identity(config())
+    # A run that was meant to take 40 steps from the start decays later: another run.
+    assert identity(config("training.max_steps=40")) != identity(config())
+
+
+def test_nothing_changed_is_no_difference() -> None:
+    assert resumed(config(), []) == config()
+    assert difference(config(), config()).allowed == difference(config(), config()).refused == ()
+    assert resumed(config(), ["training.seed=1"]) == config()
+
+
+def test_mistakes_in_a_resume_are_config_errors() -> None:
+    with pytest.raises(ConfigError, match=r"^override training\.sed=1: training\.sed is not a setting"):
+        resumed(config(), ["training.sed=1"])
+
+
+def test_identity_follows_the_data_and_not_its_path() -> None:
+    assert identity(config()) != identity_sha256(config(), {**HASHES, "train.corpus": "d" * 64})
+    assert identity(config()) != identity_sha256(config(), {**HASHES, "validation.corpus": "d" * 64})
+    iq = config(text=IQ)
+    assert identity_sha256(iq, IQ_HASHES) == identity_sha256(config("data.train.air.path=b.cu8", text=IQ), IQ_HASHES)
+    assert identity_sha256(iq, {**IQ_HASHES, "train.signals": "e" * 64}) != identity_sha256(iq, IQ_HASHES)
+
+
+@pytest.mark.parametrize("hashes", [{}, {"train.corpus": "a"}, {**HASHES, "train.other": "a"}])
+def test_identity_wants_a_hash_for_each_domain(hashes: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="data_hashes: expected one for each of"):
+        identity_sha256(config(), hashes)
+
+
+def test_identity_is_the_same_for_the_same_meaning() -> None:
+    assert identity(config("training.use_amp=true")) == identity(config("training.precision=bfloat16"))
+    assert identity(config("training.max_steps=2e1")) == identity(config())
+    assert identity(parse(to_yaml(config()), "y")) == identity(config())
+
+
+@pytest.mark.parametrize("override", [one for one in REFUSED if not one.startswith("data.train.more")])
+def test_what_a_resume_keeps_is_part_of_the_identity(override: str) -> None:
+    assert identity(config(override)) != identity(config())
+
+
+def test_every_key_is_either_in_the_identity_or_resumable() -> None:
+    """Whatever key changes, either a resume may change it or the run is another one."""
+    keys = [key for key, _ in leaves(tree_of(config()))]
+    assert {key for key in keys if is_resumable(key)} == {
+        *(key for key in keys if key.startswith("telemetry.")),
+        *(key for key in RESUMABLE if "*" not in key),
+        "data.train.corpus.path",
+        "data.validation.corpus.path",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("telemetry.anything", True),
+        ("telemetry", False),
+        ("data.train.wiki.en.path", True),
+        ("data.train.path", False),
+        ("data.train.x.span", False),
+        ("training.max_steps_more", False),
+        ("model.path", False),
+    ],
+)
+def test_patterns(key: str, expected: bool) -> None:
+    assert is_resumable(key) is expected

@@ -1,0 +1,108 @@
+"""One small run over any combination of rows, with data that can be learnt, and its state as bytes."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pretrain import gradients
+from pretrain.batch import Batch, StepBatch
+from pretrain.errors import ConfigError
+from pretrain.machine.precision import autocast
+from pretrain.models import MODELS
+from pretrain.optimizers import OPTIMIZERS, flat_state, set_learning_rate
+from pretrain.tasks import TASKS, Task
+
+DEVICE = torch.device("cpu")
+ROWS, LENGTH = 4, 64
+
+# Every model and every optimizer meets every task; models and optimizers do not concern each other.
+COMBINATIONS = sorted(
+    {(task, model, "adamw") for task, model in itertools.product(TASKS, MODELS)}
+    | {(task, "decoder", optimizer) for task, optimizer in itertools.product(TASKS, OPTIMIZERS)}
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    kind: str = "tokens"
+    vocabulary: int | None = 16
+
+    def samples(self, index: int) -> torch.Tensor:
+        """Each row counts up from its own start, in steps of its own."""
+        start, stride = torch.arange(ROWS) * 5 + index, torch.arange(ROWS) % 3 + 1
+        return (start[:, None] + stride[:, None] * torch.arange(LENGTH + 1)) % 16
+
+
+@dataclass(frozen=True)
+class Complex:
+    kind: str = "complex"
+    vocabulary: int | None = None
+
+    def samples(self, index: int) -> torch.Tensor:
+        """Each row is a tone of its own frequency and phase."""
+        frequency = (torch.arange(ROWS) + 1) / 32
+        turns = frequency[:, None] * torch.arange(LENGTH) + 0.1 * index
+        return torch.polar(torch.ones_like(turns), 2 * torch.pi * turns)
+
+
+@dataclass
+class Run:
+    """A task, a model and an optimizer, all from default settings."""
+
+    task: Task
+    source: Any
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    precision: str
+
+    def step(self, index: int, micro_batches: int = 2) -> float:
+        batches = tuple(
+            Batch(self.source.samples(index * micro_batches + k), 0, 0, ("",) * ROWS) for k in range(micro_batches)
+        )
+        parameters = list(self.model.parameters())
+        context = autocast(DEVICE, self.precision)
+        loss, _ = gradients.accumulate(self.model, self.task, StepBatch(batches, 0, 0), DEVICE, context)
+        value, norm = gradients.read(loss, gradients.clip(parameters, 1.0))
+        assert np.isfinite([value, norm]).all()
+        self.optimizer.step()
+        return value
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        return model | flat_state(self.optimizer)
+
+    def bytes(self) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        return {
+            name: (str(tensor.dtype), tuple(tensor.shape), tensor.detach().numpy().tobytes())
+            for name, tensor in self.tensors().items()
+        }
+
+    def restore(self, saved: dict[str, torch.Tensor]) -> None:
+        """Write into the state's own tensors, as a checkpoint does."""
+        own = self.tensors()
+        assert own.keys() == saved.keys()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                assert (tensor.dtype, tensor.shape) == (saved[name].dtype, saved[name].shape), name
+                tensor.copy_(saved[name])
+
+
+def build(combination: tuple[str, str, str], seed: int, precision: str = "float32") -> Run:
+    task_name, model_name, optimizer_name = combination
+    entry = TASKS[task_name]
+    source: Any = Tokens()
+    try:
+        task = entry.build(entry.settings(), source, LENGTH)
+    except ConfigError:
+        source = Complex()
+        task = entry.build(entry.settings(), source, LENGTH)
+    row = MODELS[model_name]
+    model = row.build(row.settings(), task.input_spec, task.max_positions, seed)
+    chosen = OPTIMIZERS[optimizer_name]
+    optimizer = chosen.build(chosen.settings(), list(model.named_parameters()))
+    set_learning_rate(optimizer, chosen.settings().lr)
+    return Run(task, source, model, optimizer, precision)

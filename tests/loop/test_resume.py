@@ -1,0 +1,48 @@
+"""A run stopped anywhere and resumed ends in the same bytes as the one that was not."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pretrain.attempt import AttemptResult
+from tests.tiny import go_on, tiny, train
+
+CASES = list(itertools.product(("text", "iq"), ("float32", "bfloat16")))
+
+
+def newest(run_dir: Path) -> Path:
+    return max((run_dir / "attempts").iterdir())
+
+
+def end_of(result: AttemptResult, run_dir: Path) -> tuple[str, bytes]:
+    assert result.verdict == "done", result
+    assert result.checkpoint is not None
+    return result.checkpoint.record_sha256, (newest(run_dir) / "metrics.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+def untouched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    task, precision = request.param
+    folder = tmp_path_factory.mktemp(f"{task}-{precision}")
+    override = f"training.precision={precision}"
+    reference = end_of(train(tiny(folder, task, override, run="untouched")), folder / "untouched")
+    return folder, task, override, reference
+
+
+@pytest.mark.parametrize("stop_after", range(1, 13))
+def test_stopped_anywhere_and_resumed(untouched, stop_after: int):
+    folder, task, override, reference = untouched
+    run = f"stopped-{stop_after}"
+    first = train(tiny(folder, task, override, run=run), stop_after)
+    assert (first.verdict, first.exit_code) == ("interrupted", 75)
+    assert end_of(go_on(folder / run), folder / run) == reference
+
+
+def test_stopped_after_every_step(untouched):
+    folder, task, override, reference = untouched
+    result = train(tiny(folder, task, override, run="often"), 1)
+    while result.verdict == "interrupted":
+        result = go_on(folder / "often", stop_after=1)
+    assert end_of(result, folder / "often") == reference
+    assert newest(folder / "often").name == "0013"
