@@ -39,8 +39,8 @@ class Origin:
 def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin:
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
 
-    A finished attempt is verified whole; of an unfinished one its newest checkpoint and the metric prefix that it
-    binds. IntegrityError names what does not verify. expect_sha256: the hash that the manifest, or the checkpoint
+    A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint and the metric
+    prefix that it binds, while the files of that checkpoint are verified when they are loaded. IntegrityError names what does not verify. expect_sha256: the hash that the manifest, or the checkpoint
     record, must have.
     """
     named = namespace.attempt_folder(run_dir, number)
@@ -57,7 +57,7 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
     if parent is None:
         return Origin(number, config, environment, named, None, None, None, None, None)
     place = checkpoint.folder_of(folder, step)
-    record = checkpoint.verify_checkpoint(place)
+    record = checkpoint.read_record(place)  # its files are verified while they are loaded
     for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
         pass
     return Origin(number, config, environment, folder, parent, place, record, finished, manifest_sha256)

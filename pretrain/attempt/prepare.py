@@ -10,9 +10,11 @@ from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import IntegrityError
-from pretrain.machine import environment
+from pretrain.evidence import checkpoint
+from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
+from pretrain.optimizers import set_learning_rate
 from pretrain.telemetry.sink import Note, Sink
 
 
@@ -77,3 +79,15 @@ def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
     reasons = list(determinism.pop("reasons", []))
     told["determinism"] = determinism
     return reasons + [reason for reason in environment.differences(told, prepared.environment) if reason not in reasons]
+
+
+def restore(built: BuiltRun, origin: Origin) -> None:
+    """Bring the state to the checkpoint of `origin`, verified while it is read; IntegrityError changes no state."""
+    if origin.checkpoint is None:
+        return
+    state = built.state
+    generators = random_state.capture(state.device)
+    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors() | generators)
+    state.restore_scalars(record.step, record.batch, record.scalars)
+    random_state.restore(generators, state.device)
+    set_learning_rate(state.optimizer, built.learning_rate(state.step))

@@ -3,25 +3,24 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome
 from pretrain.attempt.origin import Origin, find_origin
-from pretrain.attempt.prepare import Prepared, prepare, surroundings
+from pretrain.attempt.prepare import Prepared, prepare, restore, surroundings
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command
-from pretrain.config import RunConfig, resumed, to_yaml, warnings
+from pretrain.config import RunConfig, RunSettings, resumed, to_yaml, warnings
 from pretrain.errors import ConfigError, PretrainError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.loop import LoopParts, finish_step, save, show, train
-from pretrain.machine import random_state
 from pretrain.machine.signals import StopRequest
 from pretrain.models import blocks
-from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.telemetry.csv_log import CsvLog, columns
 from pretrain.telemetry.rows import RowMaker
@@ -62,13 +61,14 @@ def resume_attempt(
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         with stop.interrupting():
             origin = find_origin(run_dir, number, expect_sha256)
-            config = resumed(origin.config, [*overrides, f"run.dir={run_dir}"])
+            config = replace(resumed(origin.config, overrides), run=RunSettings(dir=str(run_dir)))
             if origin.finished is not None and config.training.max_steps <= origin.finished.step:
                 return _nothing_to_do(origin, sinks)
             prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks)
             reasons = surroundings(origin, prepared)
-        if require_bit_exact and reasons:
-            raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
+            if require_bit_exact and reasons:
+                raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
+            restore(prepared.built, origin)
         child = (namespace.newest(run_dir) or 0) + 1
         return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks)
 
@@ -107,7 +107,8 @@ def _run_attempt(
     cursor = origin.record.metrics if origin is not None and origin.record is not None else metrics.EMPTY
     folder = _create(prepared, run_dir, number, origin, parent, reasons)
     writer = AttemptWriter(folder, number, prepared.identity, cursor)
-    parts = _parts(prepared, writer, stop, sinks)
+    durable_step = origin.step if origin is not None and origin.record is not None else -1
+    parts = _parts(prepared, writer, durable_step, stop, sinks)
     result: AttemptResult | None = None
     try:
         with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
@@ -151,7 +152,9 @@ def _create(
     return namespace.create(run_dir, number, to_yaml(prepared.config).encode(), record, prefix)
 
 
-def _parts(prepared: Prepared, writer: AttemptWriter, stop: StopRequest, sinks: Sequence[Sink]) -> LoopParts:
+def _parts(
+    prepared: Prepared, writer: AttemptWriter, durable_step: int, stop: StopRequest, sinks: Sequence[Sink]
+) -> LoopParts:
     config, built, device = prepared.config, prepared.built, prepared.device
     return LoopParts(
         config=config,
@@ -170,7 +173,7 @@ def _parts(prepared: Prepared, writer: AttemptWriter, stop: StopRequest, sinks: 
         rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device),
         sinks=sinks,
         stop=stop,
-        last_durable_step=-1,
+        last_durable_step=durable_step,
         results={},
     )
 
@@ -184,8 +187,6 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
 def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
-    if origin is not None and origin.checkpoint is not None:
-        _restore(parts, origin)
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)
     show(parts, begin)
@@ -198,17 +199,6 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:
     elif _validation_is_missing(parts):
         finish_step(parts)
     train(parts)
-
-
-def _restore(parts: LoopParts, origin: Origin) -> None:
-    assert origin.checkpoint is not None
-    state = parts.state
-    generators = random_state.capture(state.device)
-    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors() | generators)
-    state.restore_scalars(record.step, record.batch, record.scalars)
-    random_state.restore(generators, state.device)
-    set_learning_rate(state.optimizer, parts.learning_rate(state.step))
-    parts.last_durable_step = record.step
 
 
 def _validation_is_missing(parts: LoopParts) -> bool:

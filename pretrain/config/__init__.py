@@ -1,6 +1,6 @@
 """What a run is to be: one YAML file and its overrides, read strictly, checked, resolved and frozen."""
 
-from pretrain.config.canonical import leaves, to_yaml, tree_of
+from pretrain.config.canonical import leaves, to_yaml, tree_of, value_text
 from pretrain.config.check import warnings
 from pretrain.config.identity import (
     RESUMABLE,
@@ -31,5 +31,6 @@ __all__ = [
     "resumed",
     "to_yaml",
     "tree_of",
+    "value_text",
     "warnings",
 ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config import parse, to_yaml
+from pretrain.config import parse, to_yaml, value_text
 from tests.config.written import TEXT, config, refusal
 
 
@@ -28,6 +28,11 @@ def test_values_are_yaml() -> None:
 
 def test_an_equals_sign_and_points_in_a_value() -> None:
     assert config("run.dir=runs/lr=1.5").run.dir == "runs/lr=1.5"
+
+
+@pytest.mark.parametrize("folder", ["a: b", "1e3", "no #1", "~x", "[", "@", "runs/one", '"', "010"])
+def test_any_text_can_be_passed_on_in_quotes(folder: str) -> None:
+    assert config(f"data.train.corpus.path={value_text(folder)}").data.train["corpus"].settings.path == folder
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What one layout saved, every other loads, and the digest of the content does not know the layout."""
 
 import errno
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from pretrain import files
@@ -35,13 +36,18 @@ def whole_state() -> dict[str, torch.Tensor]:
     }
 
 
+@functools.cache
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    """One mesh per shape and process: each makes process groups."""
+    return init_device_mesh("cpu", shape)
+
+
 def cut(tensors: dict[str, torch.Tensor], shape: tuple[int, ...], placements: list[object]) -> dict[str, torch.Tensor]:
     """The model's matrices on a mesh of `shape`, the rest as every rank holds it."""
-    mesh = init_device_mesh("cpu", shape)
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         fits = name.startswith("model.") and (tensor.dim() > 1 or placements == [Shard(0)])
-        found[name] = distribute_tensor(tensor, mesh, placements, src_data_rank=None) if fits else tensor
+        found[name] = distribute_tensor(tensor, mesh_of(shape), placements, src_data_rank=None) if fits else tensor
     return found
 
 
