@@ -22,7 +22,8 @@ from pretrain.tasks import TASKS, Task
 class RunData:
     """The windows to train on, the validation sets by domain, and what is on record about their files.
 
-    held_out: false when the config names no validation data, so that the training windows are validated on.
+    held_out: false when the config names no validation data, so that the training windows are validated on, and
+    when a validation set shares a part of the same bytes with a training set.
     """
 
     train: Windows
@@ -53,7 +54,7 @@ def build_data(config: RunConfig) -> RunData:
     return RunData(
         train=Concatenation(list(train.values())) if len(train) > 1 else next(iter(train.values())),
         validation=held_out or train,
-        held_out=bool(held_out),
+        held_out=bool(held_out) and not _overlaps(config, {record["domain"]: record["sha256"] for record in records}),
         records=tuple(records),
     )
 
@@ -93,6 +94,16 @@ def _open(config: RunConfig, name: str, choice: Choice[Any]) -> Windows:
         name=name,
     )
     return windows
+
+
+def _overlaps(config: RunConfig, hashes: Mapping[str, str]) -> bool:
+    """Whether some validation domain reads a part of the same data as some training domain."""
+    for name, held in config.data.validation.items():
+        for other, trained in config.data.train.items():
+            (begin, end), (first, last) = held.settings.span, trained.settings.span
+            if hashes[f"validation.{name}"] == hashes[f"train.{other}"] and begin < last and first < end:
+                return True
+    return False
 
 
 def _record(domain: str, windows: Windows) -> dict[str, Any]:

@@ -139,13 +139,13 @@ def inspect_checkpoint(
     """Show what a checkpoint holds; reads no pickle and runs no code from it."""
 
     def work() -> int:
-        from pretrain.evidence import inspection
+        from pretrain.evidence.inspection import as_text, inspect
 
-        answer = inspection.inspect(path, compare)
+        answer = inspect(path, compare)
         if json_:
             _print_json(answer)
         else:
-            sys.stdout.write(inspection.as_text(answer))
+            sys.stdout.write(as_text(answer))
         return 0
 
     _run(work, json_)

@@ -40,8 +40,8 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
 
     A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint and the metric
-    prefix that it binds, while the files of that checkpoint are verified when they are loaded. IntegrityError names what does not verify. expect_sha256: the hash that the manifest, or the checkpoint
-    record, must have.
+    prefix that it binds, while the files of that checkpoint are verified when they are loaded. IntegrityError names
+    what does not verify. expect_sha256: the hash that the manifest, or the checkpoint record, must have.
     """
     named = namespace.attempt_folder(run_dir, number)
     try:

@@ -44,7 +44,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
         details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
     if not data.held_out:
-        details.append(("validation", "no data held out: the training windows are validated on"))
+        details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
     if origin is not None:
         details.append(("resumed", f"from step {origin.step} of attempt {origin.folder.name}"))
     return Begin(

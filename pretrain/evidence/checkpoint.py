@@ -193,12 +193,11 @@ def read_record(folder: Path) -> CheckpointRecord:
 def verify_checkpoint(folder: Path) -> CheckpointRecord:
     """Return the record of the checkpoint in `folder`, after every file it binds was found as recorded.
 
-    Raises IntegrityError naming the file that is extra, missing, changed or not a regular file.
+    Raises IntegrityError naming the file that is extra, missing, changed, not a regular file, or no shard file.
     """
     record = _read_whole_record(folder)
-    for file in record.files:
-        os.close(files.open_verified(folder / file.path, file.bytes, file.sha256))
-    return record
+    with _opened(folder, record):
+        return record
 
 
 def _read_whole_record(folder: Path) -> CheckpointRecord:

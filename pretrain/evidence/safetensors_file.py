@@ -108,7 +108,10 @@ class ShardFile:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open `path`, which this process has just written: nothing but the header is checked."""
-        return cls(path, files.system.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        try:
+            return cls(path, files.system.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError as error:
+            raise StorageError(f"{path}: reading back failed: {error.strerror}") from error
 
     @classmethod
     def open_verified(cls, path: Path, bytes_: int, sha256: str) -> Self:

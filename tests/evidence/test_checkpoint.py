@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_the_safetensors_package_reads_the_same(tmp_path: Path) -> None:
     assert all(same_bits(state[name], found[name]) for name in state)
 
 
-STRIDED = {
+STRIDED: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: tensor_of(torch.float32, (3, 4)).T,
     "every other": lambda: tensor_of(torch.int16, (9,))[::2],
     "expanded": lambda: tensor_of(torch.float32, (3, 1)).expand(3, 5),

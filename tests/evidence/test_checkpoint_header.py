@@ -136,6 +136,23 @@ def test_a_malformed_header_is_refused(tmp_path: Path, kind: str) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_no_flipped_bit_ends_in_another_error(tmp_path: Path) -> None:
+    """The parser stands alone here, without the hash of the file before it."""
+    sound = write(tmp_path / "f", place([2], [4])).read_bytes()
+    opened = 0
+    for position in range(len(sound) - 11):
+        for bit in range(8):
+            torn = bytearray(sound)
+            torn[position] ^= 1 << bit
+            (tmp_path / "f").write_bytes(torn)
+            try:
+                ShardFile.open(tmp_path / "f").close()
+            except IntegrityError:
+                continue
+            opened += 1
+    assert opened < position  # a letter of a name, a dtype of the same size, a place that still fits
+
+
 @pytest.mark.parametrize("length", [0, 1, 1 << 20, HEADER_LIMIT + 1, 1 << 40, 2**63, 2**64 - 1])
 def test_an_impossible_length_is_refused_without_its_memory(tmp_path: Path, length: int) -> None:
     path = tmp_path / "f"

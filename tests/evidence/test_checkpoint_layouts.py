@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from pretrain import files
 from pretrain.errors import DivergedError, IntegrityError, StorageError
@@ -30,7 +30,7 @@ def whole_state() -> dict[str, torch.Tensor]:
         "model.cube": tensor_of(torch.int16, (4, 2, 6)),
         "model.few": tensor_of(torch.float32, (2,)),
         "model.empty": tensor_of(torch.float32, (0, 4)),
-        "model.large": tensor_of(torch.float32, (40, 30_000)),
+        "model.large": tensor_of(torch.float32, (40, 9_000)),
         "optimizer.step": torch.tensor(3.0),
         "rng.cpu": tensor_of(torch.uint8, (11,)),
     }
@@ -42,7 +42,9 @@ def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
     return init_device_mesh("cpu", shape)
 
 
-def cut(tensors: dict[str, torch.Tensor], shape: tuple[int, ...], placements: list[object]) -> dict[str, torch.Tensor]:
+def cut(
+    tensors: dict[str, torch.Tensor], shape: tuple[int, ...], placements: list[Placement]
+) -> dict[str, torch.Tensor]:
     """The model's matrices on a mesh of `shape`, the rest as every rank holds it."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
