@@ -26,7 +26,7 @@ application = typer.Typer(
 ConfigOption = Annotated[Path, typer.Option("--config", help="The run's YAML config.", metavar="FILE")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Settings that replace the config's, as KEY=VALUE.", metavar="[KEY=VALUE]..."),
+    typer.Argument(help="Settings that replace the config's, as KEY=VALUE.", metavar="KEY=VALUE"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the end of the run.")]

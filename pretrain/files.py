@@ -338,10 +338,13 @@ def _remove_tree(folder: Path) -> None:
     system.rmdir(folder)
 
 
-def remove_temporaries(folder: Path) -> list[str]:
-    """Remove what a killed writer left under `folder`, return the names; for the owner of the lock only."""
+def remove_temporaries(folder: Path, *, recursive: bool = True) -> list[str]:
+    """Remove what a killed writer left under `folder`, return the names; for the owner of the lock only.
+
+    recursive: false leaves everything alone that is inside a folder of another name.
+    """
     removed: list[str] = []
-    for name, kind in walk(folder):
+    for name, kind in walk(folder) if recursive else sorted(_list(folder)):
         if not TEMPORARY.fullmatch(name.rpartition("/")[2]) or any(name.startswith(r + "/") for r in removed):
             continue
         with _writing(folder / name, "removing a temporary"):
@@ -464,15 +467,19 @@ def walk(folder: Path) -> list[tuple[str, Kind]]:
     unvisited = [""]
     while unvisited:
         prefix = unvisited.pop()
-        try:
-            with os.scandir(folder / prefix) as entries:
-                for entry in entries:
-                    found.append((prefix + entry.name, _kind(entry)))
-                    if found[-1][1] == "folder":
-                        unvisited.append(found[-1][0] + "/")
-        except OSError as error:
-            raise _reading_error(folder / prefix, error) from error
+        for name, kind in _list(folder / prefix):
+            found.append((prefix + name, kind))
+            if kind == "folder":
+                unvisited.append(f"{prefix}{name}/")
     return sorted(found)
+
+
+def _list(folder: Path) -> list[tuple[str, Kind]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, _kind(entry)) for entry in entries]
+    except OSError as error:
+        raise _reading_error(folder, error) from error
 
 
 def _kind(entry: os.DirEntry[str]) -> Kind:

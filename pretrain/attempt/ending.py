@@ -56,8 +56,9 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
         resume=resume_command(run_dir),
     )
     try:
-        writer.event("end", state.step, verdict=error.verdict)
-        writer.close()
+        if not writer.closed:  # a signal or a full disk may come while the manifest is made
+            writer.event("end", state.step, verdict=error.verdict)
+            writer.close()
         outcome.publish_outcome(writer.folder, record)
     except StorageError as lost:
         show(parts, Note(kind="warning", text=f"the end of this attempt could not be put on record: {lost}"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
-from pretrain.errors import IntegrityError
+from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
@@ -32,6 +33,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
+    _check_csv_folder(Path(config.telemetry.csv_log_path))
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
     sensors = _open_sensors(config, device, sinks)
@@ -46,6 +48,13 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
         identity=identity_sha256(config, data.hashes()),
         environment=environment.describe(device, config.training.deterministic),
     )
+
+
+def _check_csv_folder(path: Path) -> None:
+    if path.is_absolute() and not path.parent.is_dir():
+        raise ConfigError(
+            f"telemetry.csv_log_path: {path}: the folder {path.parent} does not exist; make it, or choose another path"
+        )
 
 
 def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]) -> Sensors | None:

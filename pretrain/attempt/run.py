@@ -115,6 +115,7 @@ def _run_attempt(
             parts.sinks = [csv, *sinks]
             _work(parts, prepared, origin)
         parts.sinks = sinks
+        stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT)
         writer.close()
         stop.raise_if_asked()
@@ -206,5 +207,6 @@ def _validation_is_missing(parts: LoopParts) -> bool:
     step, config = parts.state.step, parts.config
     if not is_due_or_last(step, config.validation.validate_every_n_steps, config.training.max_steps):
         return False
-    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor)
+    # Batches refused since then leave rows of their own behind the validation.
+    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor, besides="skipped")
     return last is not None and last["event"] != "validation"

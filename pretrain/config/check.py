@@ -152,6 +152,14 @@ def _paths(config: RunConfig) -> Iterator[str]:
         yield f"telemetry.csv_log_path must not lead upward by `..`; found {written!r}"
     elif not path.name or written.endswith("/"):
         yield f"telemetry.csv_log_path must name a file, such as telemetry.csv; found {written!r}"
+    elif path.suffix != ".csv":
+        # No other file of an attempt ends so: the log cannot take the place of a record.
+        yield f"telemetry.csv_log_path must end in .csv; found {written!r}"
+    elif len(path.parts) > 1 and not path.is_absolute():
+        yield (
+            "telemetry.csv_log_path must be a plain file name, which lies in the attempt's folder, or an "
+            f"absolute path; found {written!r}"
+        )
     for key, value in (("run.dir", folder), ("telemetry.csv_log_path", written)):
         if value.startswith("~"):
             yield f"{key} begins with ~, which is not your home folder here; write {value!r} out"

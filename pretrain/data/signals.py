@@ -43,6 +43,7 @@ def _pulse_spectrum(symbols: int, samples_per_symbol: int) -> NDArray[np.float64
     return root_raised_cosine(frequency, ROLL_OFF) * samples_per_symbol
 
 
+@lru_cache(maxsize=64)
 def _frequencies(samples: int) -> NDArray[np.float64]:
     """The frequencies of a discrete Fourier transform, in cycles per sample."""
     return np.asarray(np.fft.fftfreq(samples), dtype=np.float64)

@@ -87,12 +87,16 @@ class SyntheticWindows:
     def read(self, indices: Indices) -> torch.Tensor:
         """Return complex64 [n, sequence_length] samples; see `Windows.read`."""
         if self._kept is None:
-            made = [self._make(index) for index in indices.tolist()]
+            rng = _generator()
+            made = [self._make(index, rng) for index in indices.tolist()]
             return torch.from_numpy(np.stack(made) if made else np.empty((0, self._length), dtype=np.complex64))
-        # Two threads may make the same window at once: both write the same bytes.
-        for index in indices[~self._is_kept[indices]].tolist():
-            self._kept[index] = self._make(index)
-            self._is_kept[index] = True
+        missing = indices[~self._is_kept[indices]].tolist()
+        if missing:
+            rng = _generator()
+            # Two threads may make the same window at once: both write the same bytes.
+            for index in missing:
+                self._kept[index] = self._make(index, rng)
+                self._is_kept[index] = True
         return torch.from_numpy(self._kept[indices])
 
     def labels(self, indices: Indices) -> tuple[str, ...]:
@@ -102,31 +106,51 @@ class SyntheticWindows:
 
     def snr_db(self, index: int) -> float:
         """Return the signal to noise ratio of a window in dB; -inf for the class `noise`."""
-        return self._drawn(index)[1]
+        return self._draw(index, _generator())[1]
 
     def identify(self, index: int) -> tuple[str, int]:
         """Return the source's name and where the window would begin in a file of all `windows` of them."""
         return NAME, (self._begin + index) * self._length * 8
 
-    def _drawn(self, index: int) -> tuple[str, float, int, np.random.Generator]:
-        """Class, SNR, samples per symbol, and the window's own generator, past those two draws."""
+    def _draw(self, index: int, rng: np.random.Generator) -> tuple[str, float, int]:
+        """Class, SNR and samples per symbol; `rng` is left in the window's own stream, past the last two."""
         number = self._begin + index
         name = self._settings.classes[number % len(self._settings.classes)]
-        # Philox is keyed, not seeded: each (seed, number) has a stream of its own, with nothing to skip.
-        key = np.array([self._seed, number], dtype=np.uint64)
-        rng = np.random.Generator(np.random.Philox(key=key))
+        _turn_to(rng, self._seed, number)
         snr_db = float(rng.uniform(*self._settings.snr_db))
         lowest, highest = self._settings.samples_per_symbol
         samples_per_symbol = int(rng.integers(lowest, highest, endpoint=True))
-        return name, -np.inf if name == "noise" else snr_db, samples_per_symbol, rng
+        return name, -np.inf if name == "noise" else snr_db, samples_per_symbol
 
-    def _make(self, index: int) -> NDArray[np.complex64]:
-        name, snr_db, samples_per_symbol, rng = self._drawn(index)
+    def _make(self, index: int, rng: np.random.Generator) -> NDArray[np.complex64]:
+        name, snr_db, samples_per_symbol = self._draw(index, rng)
         offset = float(rng.uniform(-1, 1)) * self._settings.carrier_offset
         signal = rotate(waveform(name, rng, self._length, samples_per_symbol), offset, float(rng.random()))
         if name != "noise":
             signal += white_noise(rng, self._length) * 10 ** (-snr_db / 20)
         return signal.astype(np.complex64)
+
+
+def _generator() -> np.random.Generator:
+    """A generator for one thread's use; `_turn_to` decides what it draws."""
+    return np.random.Generator(np.random.Philox(key=0))
+
+
+def _turn_to(rng: np.random.Generator, seed: int, number: int) -> None:
+    """Put `rng` at the begin of the stream of window `number`, as a new Philox of this key would be.
+
+    Philox is keyed, not seeded: each (seed, number) has a stream of its own, with nothing to skip. A new one
+    costs a tenth of a window, since it asks the system for entropy even where a key is given.
+    """
+    start = np.zeros(4, dtype=np.uint64)
+    rng.bit_generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": start, "key": np.array([seed, number], dtype=np.uint64)},
+        "buffer": start,
+        "buffer_pos": len(start),
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
 
 
 def _description(settings: SyntheticSettings, sequence_length: int, seed: int) -> bytes:

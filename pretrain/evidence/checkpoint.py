@@ -196,8 +196,12 @@ def verify_checkpoint(folder: Path) -> CheckpointRecord:
     Raises IntegrityError naming the file that is extra, missing, changed, not a regular file, or no shard file.
     """
     record = _read_whole_record(folder)
-    with _opened(folder, record):
-        return record
+    shards = []
+    for file in record.files:
+        with ShardFile.open_verified(folder / file.path, file.bytes, file.sha256) as shard:
+            shards.append(shard)
+    gather(shards)
+    return record
 
 
 def _read_whole_record(folder: Path) -> CheckpointRecord:

@@ -116,12 +116,16 @@ def broken_prefixes(path: Path, cursors: Iterable[Cursor]) -> list[Cursor]:
     return broken
 
 
-def last_row(path: Path, cursor: Cursor) -> dict[str, Any] | None:
-    """The last row that `cursor` binds, after the whole prefix was verified; None where there is none."""
-    last: bytes | None = None
-    for line in _lines(path, verify_prefix(path, cursor)):
-        last = line
-    return None if last is None else _row(last, f"{path}: row {cursor.lines}")
+def last_row(path: Path, cursor: Cursor, besides: str = "") -> dict[str, Any] | None:
+    """The last row that `cursor` binds, after the whole prefix was verified; None where there is none.
+
+    besides: an event whose rows are passed over.
+    """
+    last, number, passed_over = b"", 0, f'"event":"{besides}"'.encode()
+    for at, line in enumerate(_lines(path, verify_prefix(path, cursor)), start=1):
+        if passed_over not in line:
+            last, number = line, at
+    return _row(last, f"{path}: row {number}") if last else None
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,8 @@ def create(
     """Make the folder of attempt `number` appear whole, and return it; only for the holder of the run's lock.
 
     config: the text of config.yaml. environment: see `environment_record`. prefix: the rows that the metric
-    stream begins with; whatever it raises leaves no attempt behind. Raises StorageError.
+    stream begins with; whatever it raises leaves no attempt behind. What a killed creation left beside the
+    attempts is removed first; nothing inside another attempt is touched. Raises StorageError.
     """
 
     def write(folder: Path) -> None:
@@ -168,6 +169,7 @@ def create(
         files.publish(folder / metrics.NAME, prefix, durable_folder=False)
 
     files.make_folder(run_dir / ATTEMPTS)
+    files.remove_temporaries(run_dir / ATTEMPTS, recursive=False)
     folder = attempt_folder(run_dir, number)
     files.publish_folder(folder, write)
     return folder

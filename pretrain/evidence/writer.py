@@ -13,14 +13,17 @@ from pretrain.evidence.metrics import Cursor, MetricStream
 
 
 class AttemptWriter:
-    """Writes into one attempt folder; `saved` holds the checkpoints of this attempt that are still there, by step."""
+    """Writes into one attempt folder.
+
+    saved: the checkpoints of this attempt that are still there, by step. closed: the streams take nothing more.
+    """
 
     def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor) -> None:
         self.folder, self.number, self.identity_sha256 = folder, number, identity_sha256
         self._metrics = MetricStream(folder / "metrics.jsonl", prefix)
         self._events = EventLog(folder / "events.jsonl")
         self.saved: dict[int, SavedCheckpoint] = {}
-        self._closed = False
+        self.closed = False
 
     @property
     def cursor(self) -> Cursor:
@@ -61,9 +64,9 @@ class AttemptWriter:
 
     def close(self) -> None:
         """Make both streams durable and close them, so that they can be hashed; a second call does nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._metrics.sync()
         self._metrics.close()
         self._events.close()

@@ -181,6 +181,22 @@ def test_saving_and_loading_draw_no_random_number_and_leave_no_thread_or_descrip
     assert before[1:] == after[1:]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_device_saves_the_same_bytes_and_loads_them_back(tmp_path: Path) -> None:
+    state = every_kind() | {"wide": tensor_of(torch.bfloat16, (3, 7_000_001))}
+    there = {name: tensor.cuda() for name, tensor in state.items()}
+    save(tmp_path / "cpu", state)
+    save(tmp_path / "cuda", there)
+    assert contents(tmp_path / "cpu") == contents(tmp_path / "cuda")
+    destination = like(there)
+    checkpoint.load_checkpoint(tmp_path / "cpu", destination)
+    assert all(same_bits(state[name], destination[name].cpu()) for name in state)
+    there["wide"][2, -1] = float("inf")
+    with pytest.raises(DivergedError, match="wide"):
+        save(tmp_path / "no", there)
+
+
 # --- what is refused -----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Whatever happens to the files of a checkpoint, it is refused by name and nothing is loaded."""
 
 import functools
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.errors import IntegrityError
-from pretrain.evidence import checkpoint
+from pretrain.evidence import canonical, checkpoint
 from pretrain.evidence.checkpoint_record import parse_record
 from tests.evidence.checkpoint_samples import like, save, small_state
 
@@ -185,6 +186,26 @@ def test_the_file_of_another_step_is_refused(tmp_path: Path, name: str) -> None:
     (two / name).write_bytes(first)
     refuse(one, "step_00000100")
     refuse(two, "step_00000200")
+
+
+def reseal(folder: Path, **changes: object) -> None:
+    """What one does who rewrites a file and the digests with it: only a hash kept elsewhere finds that out."""
+    record = canonical.parse((folder / RECORD).read_bytes(), "here") | changes
+    shard = (folder / SHARD).read_bytes()
+    record["files"] = [{"path": SHARD, "bytes": len(shard), "sha256": hashlib.sha256(shard).hexdigest()}]
+    (folder / RECORD).write_bytes(canonical.encode(canonical.seal(record)))
+
+
+def test_a_sealed_record_over_something_else_than_a_shard_is_refused(folder: Path) -> None:
+    (folder / SHARD).write_bytes(b"PK\3\4 a pickle, perhaps")
+    reseal(folder)
+    refuse(folder, f"{SHARD}: expected a header")
+
+
+def test_tensors_other_than_the_content_are_not_described(folder: Path) -> None:
+    reseal(folder, content_sha256="0" * 64)
+    with pytest.raises(IntegrityError, match="content_sha256"):
+        checkpoint.describe(folder)
 
 
 def test_a_folder_without_a_record_is_no_checkpoint(folder: Path) -> None:

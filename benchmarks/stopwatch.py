@@ -1,0 +1,39 @@
+"""Times named pieces of the running loop, by standing in for the very functions that it calls."""
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Stopwatch:
+    """Seconds by piece since the last `take`. Pieces must not lie within each other: they would count twice."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def timing(self, piece: str, owner: Any, name: str) -> Iterator[None]:
+        """Within this block every call of `owner.name` counts as `piece`."""
+        original: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(original)
+        def timed(*words: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return original(*words, **named)
+            finally:
+                self._seconds[piece] += time.perf_counter() - begun
+
+        setattr(owner, name, timed)
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds by piece so far and begin anew."""
+        taken, self._seconds = self._seconds, Counter()
+        return dict(taken)

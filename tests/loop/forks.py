@@ -1,0 +1,225 @@
+"""Lives of a run that end by SIGKILL at a chosen change of the disk, or at any moment: one warm process forks them all.
+
+Forked from pytest they would inherit its threads, so a process of its own imports torch once, trains a tiny run to the
+end, checks that no thread is left, and then forks one child for every life that it is asked for.
+"""
+
+import gc
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pretrain import files
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 60.0
+_CALLS = frozenset(name for name in vars(files.System) if not name.startswith("_"))
+_CHANGES = frozenset({"write", "truncate", "replace", "unlink", "mkdir", "rmdir"})
+_NUMBERS = struct.Struct("qqq")  # changes, calls, the step of the newest checkpoint that was announced
+
+
+@dataclass(frozen=True)
+class Order:
+    """A life to live: attempt 0001 of `config`, or, without one, the child of the newest attempt of `run`.
+
+    kill_at: die at this change of the disk, counted from 1; 0 = never. armed_by: count from the first change whose
+    path holds this. torn: when that change is a write, die in the middle of it, else before it. delay_seconds: die
+    at that moment instead.
+    """
+
+    run: str
+    log: str
+    config: str | None = None
+    kill_at: int = 0
+    armed_by: str = ""
+    torn: bool = False
+    delay_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Life:
+    """How a life ended: exit_code is None where it was killed; `last` is its last change or the one it died at."""
+
+    exit_code: int | None
+    changes: int
+    calls: int
+    announced: int
+    last: str
+
+
+class Killing(files.System):
+    """The real system, which counts and kills its process at the chosen change of the disk.
+
+    Between two changes the disk stays as it is, so to die before each change is to die anywhere. A descriptor that
+    is opened, read or synced changes nothing: only a power cut tells whether an fsync was one.
+    """
+
+    def __init__(self, order: Order, report: mmap.mmap) -> None:
+        self.order, self.report = order, report
+        self.changes, self.calls, self.armed = 0, 0, not order.armed_by
+        self.paths: dict[int, str] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        attribute = super().__getattribute__(name)
+        return (lambda *arguments: self.visit(name, attribute, arguments)) if name in _CALLS else attribute
+
+    def visit(self, name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
+        self.calls += 1
+        if name in _CHANGES or (name == "open" and arguments[1] & os.O_CREAT):
+            target = arguments[1] if name == "replace" else arguments[0]
+            path = self.paths.get(target, "") if isinstance(target, int) else str(target)
+            self.armed = self.armed or self.order.armed_by in path
+            self.changes += self.armed
+            tell(self.report, self.changes, self.calls, last=f"{name} {path}")
+            if self.armed and self.changes == self.order.kill_at:
+                if self.order.torn and name == "write":
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+        result = None if name == "fsync" else real(*arguments)
+        if name == "open":
+            self.paths[result] = str(arguments[0])
+        return result
+
+
+def tell(report: mmap.mmap, changes: int, calls: int, last: str) -> None:
+    *_, announced = _NUMBERS.unpack_from(report)
+    _NUMBERS.pack_into(report, 0, changes, calls, announced)
+    text = last.encode()[-2000:]
+    report[_NUMBERS.size : _NUMBERS.size + len(text) + 1] = text + b"\0"
+
+
+class Announced:
+    """A sink that puts the step of a checkpoint on record once a person was told that it is saved."""
+
+    def __init__(self, report: mmap.mmap) -> None:
+        self.report = report
+
+    def emit(self, event: Any) -> None:
+        if getattr(event, "kind", "") == "saved":
+            changes, calls, _ = _NUMBERS.unpack_from(self.report)
+            _NUMBERS.pack_into(self.report, 0, changes, calls, int(event.text.rsplit(" ", 1)[1]))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def live(order: Order, report: mmap.mmap) -> int:
+    """Live a life in this process, through the entry points that the command line calls; return its exit code."""
+    from pretrain.attempt import resume_attempt, start_attempt
+    from pretrain.config import load
+    from pretrain.errors import PretrainError
+    from pretrain.machine.signals import StopRequest
+
+    files.system = Killing(order, report)
+    try:
+        if order.config is not None:
+            config = load(Path(order.config), [f"run.dir={order.run}"])
+            return start_attempt(config, StopRequest(), [Announced(report)]).exit_code
+        return resume_attempt(Path(order.run), [], StopRequest(), [Announced(report)]).exit_code
+    except PretrainError as error:
+        traceback.print_exc()
+        return error.exit_code
+
+
+def fork(order: Order) -> Life:
+    """Fork a child that lives `order`, and wait for its end."""
+    report = mmap.mmap(-1, 4096)
+    _NUMBERS.pack_into(report, 0, 0, 0, -1)
+    born = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = live(order, report)
+        finally:
+            if sys.exc_info()[0] is not None:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+    limit = PATIENCE_SECONDS if order.delay_seconds is None else order.delay_seconds
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < born + limit:
+        time.sleep(0.001)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitpid(child, 0)
+    changes, calls, announced = _NUMBERS.unpack_from(report)
+    last = bytes(report[_NUMBERS.size :]).split(b"\0", 1)[0].decode(errors="replace")
+    report.close()
+    killed = os.WIFSIGNALED(ended[1])
+    return Life(None if killed else os.waitstatus_to_exitcode(ended[1]), changes, calls, announced, last)
+
+
+def warm(folder: Path) -> None:
+    """Import and use once all that a life uses, and make sure that a child gets a process that is safe to fork."""
+    import torch
+    import torch.distributed.checkpoint
+
+    torch.set_num_threads(1)
+    from tests.tiny import go_on, tiny, train
+
+    for task in ("text", "iq"):
+        train(tiny(folder, task, "training.max_steps=1", "checkpoint.checkpoint_every_n_steps=1", run=task))
+        go_on(folder / task, "training.max_steps=2")
+    assert torch.get_num_threads() == 1
+    assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
+    tasks = Path("/proc/self/task")
+    assert not tasks.exists() or len(list(tasks.iterdir())) == 1, "a thread that Python does not know of"
+    gc.collect()
+    gc.freeze()
+
+
+def serve() -> None:
+    """Answer one order a line, until there are no more."""
+    with tempfile.TemporaryDirectory() as folder:
+        warm(Path(folder))
+    for line in sys.stdin:
+        print(json.dumps(asdict(fork(Order(**json.loads(line))))), flush=True)
+
+
+class Forks:
+    """The process that forks, seen from a test."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.loop.forks"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def live(self, order: Order) -> Life:
+        """Return how a life ended; one that failed by its own hand fails the test, with what it said."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has died"
+        life = Life(**json.loads(answer))
+        assert life.exit_code in (None, 0), f"{order}\n{life}\n{Path(order.log).read_text()}"
+        expected_to_die = order.kill_at or order.delay_seconds is not None
+        assert life.exit_code == 0 or expected_to_die, f"hung for {PATIENCE_SECONDS} s: {order}\n{life}"
+        return life
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,98 @@
+"""A run that is killed and goes on: one life after the other, and what must hold after each of them."""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+from pretrain import files, lineage
+from pretrain.config import to_yaml
+from pretrain.evidence import checkpoint, namespace
+from tests.loop.forks import Forks, Life, Order
+from tests.tiny import tiny
+
+End = tuple[str, bytes]
+Tree = dict[str, tuple[str, int, str]]
+
+
+def small_config(folder: Path, task: str, max_steps: int, every: int) -> Path:
+    """Write a config whose lives are short: one layer, checkpoint and validation every `every` steps."""
+    overrides = [
+        *(f"training.max_steps={max_steps}", f"checkpoint.checkpoint_every_n_steps={every}"),
+        *(f"validation.validate_every_n_steps={every}", "model.layers=1", "model.width=8", "model.heads=1"),
+        *("model.kv_heads=1", "training.gradient_accumulation_steps=1"),
+    ]
+    path = folder / f"small-{task}.yaml"
+    path.write_text(to_yaml(tiny(folder, task, *overrides)))
+    return path
+
+
+def tree(folder: Path) -> Tree:
+    """Return kind, modification time in ns and SHA-256 of all that is under `folder`, and of the folder itself."""
+    found: Tree = {}
+    for name, kind in [(".", "folder"), *files.walk(folder)]:
+        path = folder / name
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if kind == "file" else ""
+        found[name] = (kind, path.lstat().st_mtime_ns, content)
+    return found
+
+
+def end_of(run: Path) -> End:
+    """Return the SHA-256 of the last checkpoint's record and the metric stream of a run that is done."""
+    number = namespace.newest(run)
+    assert number is not None
+    attempt = namespace.attempt_folder(run, number)
+    assert lineage.verify(attempt).ok, lineage.verify(attempt).text()
+    step, folder = checkpoint.list_checkpoints(attempt)[-1]
+    assert step == max(saved for saved, _ in checkpoint.list_checkpoints(attempt))
+    return hashlib.sha256((folder / "checkpoint.json").read_bytes()).hexdigest(), (
+        attempt / "metrics.jsonl"
+    ).read_bytes()
+
+
+class Lineage:
+    """One run and the lives it has had; every life is checked against what a kill may and may not leave behind."""
+
+    def __init__(self, forks: Forks, config: Path, run: Path) -> None:
+        self.forks, self.config, self.run = forks, config, run
+        self.lives: list[Life] = []
+        self.kinds: Counter[str] = Counter()
+        self._trees: dict[int, Tree] = self._attempts()
+
+    def live(self, **how: object) -> Life:
+        """Go on with the run for one life: `train` where there is no attempt yet, else `resume`."""
+        before, step = self._trees, self.newest_step()
+        config = None if before else str(self.config)
+        life = self.forks.live(Order(str(self.run), f"{self.run}.log", config, **how))  # type: ignore[arg-type]
+        self.lives.append(life)
+        where = f"life {len(self.lives)}, {how}: {life}"
+        after = self._attempts()
+        assert {number: after.get(number) for number in before} == before, f"an earlier attempt was touched: {where}"
+        assert life.announced <= self.newest_step(), f"a checkpoint that was announced is lost: {where}"
+        if life.exit_code == 0:
+            assert not list((self.run / "attempts").glob(".tmp-*")), f"temporaries are left: {where}"
+        elif len(after) == len(before):
+            self.kinds["unborn"] += 1
+        else:
+            self.kinds["progress" if self.newest_step() > step else "no progress"] += 1
+        self._trees = after
+        return life
+
+    def newest_step(self) -> int:
+        """Return the step of the newest durable checkpoint of any attempt, -1 = there is none."""
+        attempts = [namespace.attempt_folder(self.run, number) for number in namespace.list_attempts(self.run)]
+        return max((step for attempt in attempts for step, _ in checkpoint.list_checkpoints(attempt)), default=-1)
+
+    def check_attempts(self) -> None:
+        """An attempt with a manifest verifies, one without claims nothing, and each finds its parent as it was."""
+        *killed, last = namespace.list_attempts(self.run)
+        for number in killed:
+            found = lineage.verify(namespace.attempt_folder(self.run, number))
+            assert not found.ok, found.text()
+            assert found.unfinished, found.text()
+            assert not (found.changed or found.missing or found.unsafe), found.text()
+            assert found.parent_ok is not False, found.text()
+        found = lineage.verify(namespace.attempt_folder(self.run, last))
+        assert found.ok, found.text()
+
+    def _attempts(self) -> dict[int, Tree]:
+        return {number: tree(namespace.attempt_folder(self.run, number)) for number in namespace.list_attempts(self.run)}
