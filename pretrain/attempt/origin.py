@@ -101,9 +101,14 @@ def _locate(
 
 
 def find_record(run_dir: Path, number: int, step: int) -> str | None:
-    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none."""
+    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none.
+
+    An ancestor whose folder was removed since holds none, nor does anything before it.
+    """
     while True:
         folder = namespace.attempt_folder(run_dir, number)
+        if not folder.is_dir():
+            return None
         for saved, place in checkpoint.list_checkpoints(folder):
             if saved == step:
                 return checkpoint.read_record(place).record_sha256

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_an_attempt_whose_prefix_does_not_verify_is_not_born(tmp_path: Path) -> 
         attempts.begin_attempt(tmp_path, 2, PARENT, metrics.verify_prefix(parent / "metrics.jsonl", wrong))
     assert namespace.list_attempts(tmp_path) == [1]
     assert not [name for name, _ in files.walk(tmp_path) if ".tmp-" in name]
+
+
+def test_what_a_killed_creation_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    own, attempts_folder = f".tmp-{os.getpid()}-", tmp_path / "attempts"
+    inside = attempts.begin_attempt(tmp_path, 1) / "checkpoints" / ".tmp-7-1-checkpoint.json"
+    inside.parent.mkdir()
+    inside.write_bytes(b"a temporary of an attempt that is never touched again")
+    for serial in range(1000):  # a dead process of the same number left the very names that this one would take
+        (attempts_folder / f"{own}{serial}-0002").mkdir()
+    (attempts_folder / ".tmp-7-1-0002").mkdir()
+    (attempts_folder / ".tmp-7-1-0002" / "config.yaml").write_bytes(b"half")
+    (attempts_folder / ".tmp-7-2-0002").symlink_to(tmp_path / "attempts" / "0001")
+    (attempts_folder / ".tmp-not-ours").mkdir()
+    assert namespace.list_attempts(tmp_path) == [1]
+    attempts.begin_attempt(tmp_path, 2)
+    assert sorted(path.name for path in attempts_folder.iterdir()) == [".tmp-not-ours", "0001", "0002"]
+    assert inside.exists()
 
 
 def test_a_system_fault_leaves_a_whole_attempt_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ class Killing(files.System):
 
     def visit(self, name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
         self.calls += 1
-        if name in _CHANGES or (name == "open" and arguments[1] & os.O_CREAT):
+        creates = name == "open" and arguments[1] & os.O_CREAT and not os.path.lexists(arguments[0])
+        if name in _CHANGES or creates:
             target = arguments[1] if name == "replace" else arguments[0]
             path = self.paths.get(target, "") if isinstance(target, int) else str(target)
             self.armed = self.armed or self.order.armed_by in path

@@ -1,5 +1,6 @@
 """Killed anywhere, any number of times, a run ends in the same bytes as the one that was never touched."""
 
+import itertools
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,8 +11,6 @@ import pytest
 
 from tests.loop.forks import Forks, Life, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
-
-BIRTH = 14  # changes of the disk until attempt 0001 stands: two folders, the lock, the attempt and its three files
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +28,32 @@ class Untouched:
     life: Life
 
 
-def untouched(forks: Forks, folder: Path, task: str, max_steps: int, every: int) -> Untouched:
+def untouched(forks: Forks, folder: Path, task: str, max_steps: int, every: int = 2) -> Untouched:
     config = small_config(folder, task, max_steps, every)
     life = forks.live(Order(str(folder / "untouched"), str(folder / "untouched.log"), str(config)))
     assert life.exit_code == 0
     return Untouched(config, end_of(folder / "untouched"), life)
 
 
+def finish(run: Lineage, reference: Untouched) -> None:
+    """Let the run live to its end, which is that of the untouched one."""
+    assert run.live().exit_code == 0, run.lives
+    assert end_of(run.run) == reference.end, run.lives
+    run.check_attempts()
+
+
 def test_a_hundred_kills(forks: Forks, tmp_path: Path) -> None:
-    reference = untouched(forks, tmp_path, "text", max_steps=100, every=2)
+    reference = untouched(forks, tmp_path, "text", max_steps=150)
     run = Lineage(forks, reference.config, tmp_path / "run")
     chance = random.Random(1)
 
     for kill_at in (1, 3, 5, 9, 13):
         run.live(kill_at=kill_at, torn=True)
-    assert run.kinds == {"unborn": 5}
+    assert run.kinds == {"unborn": 5}, "attempt 0001 stood before its birth was over"
     while len(run.lives) < 90:
         run.live(kill_at=chance.randint(1, 160), torn=chance.random() < 0.5)
     for kill_at in (1, 20, 40):
-        run.live(armed_by="step_00000100", kill_at=kill_at)
+        run.live(armed_by="step_00000150", kill_at=kill_at)
     for kill_at in (1, 2, 3):
         run.live(armed_by="manifest.json", kill_at=kill_at)
     run.live(armed_by="manifest.json", kill_at=2, torn=True)
@@ -55,10 +61,76 @@ def test_a_hundred_kills(forks: Forks, tmp_path: Path) -> None:
         run.live(kill_at=kill_at)
 
     assert len(run.lives) == 100
-    assert all(life.exit_code is None for life in run.lives), "a life ended before its kill"
-    print(run.kinds, len(run.lives))
+    assert not [life for life in run.lives if life.exit_code is not None], "a life ended before its kill"
     assert min(run.kinds[kind] for kind in ("unborn", "progress", "no progress")) >= 10, run.kinds
-    assert run.live().exit_code == 0
-    assert end_of(run.run) == reference.end
-    run.check_attempts()
+    finish(run, reference)
     assert run.live().changes == 0, "a run that is done has nothing left to do"
+
+
+def test_killed_at_any_moment(forks: Forks, tmp_path: Path) -> None:
+    """What no system call marks: within a forward pass, an import, a read-ahead."""
+    reference = untouched(forks, tmp_path, "iq", max_steps=60)
+    run = Lineage(forks, reference.config, tmp_path / "run")
+    chance = random.Random(2)
+    for _ in range(15):
+        run.live(delay_seconds=chance.uniform(0.0, 0.3))
+    finish(run, reference)
+    assert sum(run.kinds.values()) >= 5, "hardly any life was killed"
+
+
+def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at: int) -> Iterator[Life]:
+    """Kill the first life of a run at a change, and once more within that change where it is a write of rows."""
+    for torn in (False, True):
+        lineage = Lineage(forks, reference.config, run)
+        life = lineage.live(kill_at=kill_at, torn=torn)
+        assert life.exit_code is None
+        finish(lineage, reference)
+        shutil.rmtree(run)
+        yield life
+        if not life.last.startswith("write") or "shard" in life.last:
+            return
+
+
+def sweep_training(forks: Forks, folder: Path, task: str, stride: int) -> list[Life]:
+    reference = untouched(forks, folder, task, max_steps=4)
+    points = range(1, reference.life.changes + 1, stride)
+    return list(
+        itertools.chain.from_iterable(kill_while_it_trains(forks, reference, folder / "run", at) for at in points)
+    )
+
+
+def sweep_resuming(forks: Forks, folder: Path, task: str, stride: int) -> list[Life]:
+    """Kill a resume at each change, then the resume of that at the same one, and let the third end the run."""
+    reference = untouched(forks, folder, task, max_steps=4)
+    first = Lineage(forks, reference.config, folder / "first")
+    first.live(armed_by="step_00000004", kill_at=5)
+    shutil.copytree(folder / "first", folder / "run")
+    whole = Lineage(forks, reference.config, folder / "run")
+    finish(whole, reference)
+    lives = []
+    for kill_at in range(1, whole.lives[0].changes + 1, stride):
+        shutil.rmtree(folder / "run")
+        shutil.copytree(folder / "first", folder / "run")
+        run = Lineage(forks, reference.config, folder / "run")
+        lives += [run.live(kill_at=kill_at), run.live(kill_at=kill_at, torn=True)]
+        assert [life.exit_code for life in run.lives] == [None, None]
+        finish(run, reference)
+    return lives
+
+
+def test_killed_at_some_changes(forks: Forks, tmp_path: Path) -> None:
+    assert len(sweep_training(forks, tmp_path, "text", stride=17)) >= 11
+
+
+def test_killed_at_some_changes_while_it_resumes(forks: Forks, tmp_path: Path) -> None:
+    assert len(sweep_resuming(forks, tmp_path, "iq", stride=19)) >= 10
+
+
+@pytest.mark.slow
+def test_killed_at_every_change(forks: Forks, tmp_path: Path) -> None:
+    assert len(sweep_training(forks, tmp_path, "text", stride=1)) >= 200
+
+
+@pytest.mark.slow
+def test_killed_at_every_change_while_it_resumes(forks: Forks, tmp_path: Path) -> None:
+    assert len(sweep_resuming(forks, tmp_path, "iq", stride=1)) >= 180
