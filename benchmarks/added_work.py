@@ -1,7 +1,6 @@
 """What the loop does in a step beside the work of a bare loop, timed directly in the running loop."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from benchmarks.bare_loop import BareLoop
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.throughput import run_config
-from pretrain import gradients, loop
+from pretrain import loop
 from pretrain.attempt import start_attempt
 from pretrain.console import Screen
 from pretrain.data.loader import StatefulLoader
@@ -29,17 +28,30 @@ from pretrain.telemetry.throughput import Throughput
 
 REFERENCE_SECONDS = 0.05  # the step that the added work is put beside
 WARM_STEPS = 20
+BARE_STEPS = 100
 
-# What a bare loop does too; `read` stands where it has `.item()`, `clip` where it has `clip_grad_norm_`.
-_SHARED: tuple[tuple[Any, str], ...] = (
-    (TextTask, "loss_sum"),
-    (torch.nn.Module, "zero_grad"),
-    (torch.Tensor, "backward"),
-    (loop, "clip"),
-    (loop, "read"),
-    (torch.optim.AdamW, "step"),
+Piece = tuple[str, Any, str]
+
+# What is the same work in both loops, and what a bare loop has something else for.
+_SAME: tuple[Piece, ...] = (
+    ("backward", torch.Tensor, "backward"),
+    ("update", torch.optim.AdamW, "step"),
 )
-_ADDED: tuple[tuple[str, Any, str], ...] = (
+_OURS: tuple[Piece, ...] = (
+    ("forward", TextTask, "loss_sum"),
+    ("zero_grad", torch.nn.Module, "zero_grad"),
+    ("clip", loop, "clip"),
+    ("read", loop, "read"),
+)
+_THEIRS: tuple[Piece, ...] = (
+    ("forward", BareLoop, "forward"),
+    ("zero_grad", torch.optim.Optimizer, "zero_grad"),
+    ("clip", torch.nn.utils, "clip_grad_norm_"),
+    ("read", torch.Tensor, "item"),
+)
+_COMPARED = ("zero_grad", "clip", "read")
+_SHARED = {piece for piece, _, _ in (*_SAME, *_OURS)}
+_ADDED: tuple[Piece, ...] = (
     ("batch handed out", StatefulLoader, "next_step"),
     ("generators captured", random_state, "capture"),
     ("guard", loop, "needs_scan"),
@@ -53,24 +65,27 @@ _ADDED: tuple[tuple[str, Any, str], ...] = (
     ("stopwatch", Throughput, "lap"),
     ("stopwatch", Throughput, "finish"),
 )
-_SAVE, _ALL_SHARED, _REST = "save", "shared", "the rest"
+_SAVE = "save"
 
 
 @dataclass(frozen=True)
 class AddedWork:
     """Milliseconds a step, means over `steps` steps unless named otherwise; checkpoints are counted apart.
 
-    pieces: where the added time goes. instead: what `clip`, `read` and `zero_grad` cost beyond what a bare loop has
-    in their place. share: of a step of 50 ms. save: one checkpoint, both its syncs and what is pruned after it.
+    added: a step without forward, backward and update, beyond what is left of a bare step without them.
+    pieces: where it goes; `beyond` says that what a bare loop does there is taken off. A reading thread that keeps
+    the interpreter from the loop is counted where the loop waits, but for the wait within forward and backward.
+    share, share_in_median_step: of a step of 50 ms; on a busy machine the mean has its other work in it.
+    save: one checkpoint, both its syncs and what is pruned after it.
     """
 
     steps: int
     step: float
     added: float
-    added_median: float
+    added_in_median_step: float
     share: float
+    share_in_median_step: float
     pieces: dict[str, float]
-    instead: dict[str, float]
     save: float
     save_per_step: float
     checkpoint_every_n_steps: int
@@ -96,76 +111,57 @@ class _Steps:
         """Nothing is open."""
 
 
-def measure(folder: Path, steps: int, threads: int, bare: BareLoop) -> AddedWork:
-    """Run the loop for `steps` steps with a stopwatch in it; `bare` lends the gradients of a step."""
-    config = run_config(folder, WARM_STEPS + steps, threads)
+def measure(folder: Path, steps: int, threads: int) -> AddedWork:
+    """Run both loops with a stopwatch in them, this package's for `steps` steps that count."""
+    # The bare loop comes first: PyTorch wraps AdamW.step when the first one is built, and the stopwatch wraps that.
+    config = run_config(folder, WARM_STEPS + steps + 1, threads)
+    bare = _bare_pieces(config.training.max_steps, folder, threads)
     stopwatch = Stopwatch()
     sink = _Steps(stopwatch)
     with ExitStack() as stack:
-        for owner, name in _SHARED:
-            stack.enter_context(stopwatch.timing(_ALL_SHARED, owner, name))
-        for piece, owner, name in _ADDED:
+        for piece, owner, name in (*_SAME, *_OURS, *_ADDED, (_SAVE, loop, "save")):
             stack.enter_context(stopwatch.timing(piece, owner, name))
-        stack.enter_context(stopwatch.timing(_SAVE, loop, "save"))
         nowhere = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))
         start_attempt(config, StopRequest(), [Screen(nowhere), sink])
 
     # The last step has the validation in it.
     counted = list(zip(sink.totals, sink.pieces, strict=True))[WARM_STEPS:-1]
-    instead = _instead(bare)
-    added = [total - taken[_ALL_SHARED] - taken.get(_SAVE, 0.0) for total, taken in counted]
-    names = dict.fromkeys(piece for piece, _, _ in _ADDED)
-    pieces = {name: fmean(taken.get(name, 0.0) for _, taken in counted) for name in names}
-    pieces[_REST] = fmean(added) - sum(pieces.values())
+    means = {name: fmean(taken.get(name, 0.0) for _, taken in counted) for name in dict.fromkeys(_names(_ADDED))}
+    beyond = {f"{name}, beyond": fmean(taken[name] for _, taken in counted) - bare[name] for name in _COMPARED}
+    outside = [total - sum(taken.get(name, 0.0) for name in (*_SHARED, _SAVE)) for total, taken in counted]
+    rest = {"the rest, beyond": fmean(outside) - sum(means.values()) - bare["rest"]}
+    pieces = means | beyond | rest
+    added = sum(pieces.values())
+    in_median_step = added - fmean(outside) + median(outside)
     saves = [taken[_SAVE] for _, taken in counted if _SAVE in taken]
     every = config.checkpoint.checkpoint_every_n_steps
-    whole = fmean(added) + sum(instead.values())
     return AddedWork(
         steps=len(counted),
         step=1000 * fmean(total - taken.get(_SAVE, 0.0) for total, taken in counted),
-        added=1000 * whole,
-        added_median=1000 * (median(added) + sum(instead.values())),
-        share=whole / REFERENCE_SECONDS,
+        added=1000 * added,
+        added_in_median_step=1000 * in_median_step,
+        share=added / REFERENCE_SECONDS,
+        share_in_median_step=in_median_step / REFERENCE_SECONDS,
         pieces={name: 1000 * seconds for name, seconds in pieces.items()},
-        instead={name: 1000 * seconds for name, seconds in instead.items()},
-        save=1000 * fmean(saves) if saves else float("nan"),
-        save_per_step=1000 * fmean(saves) / every if saves else float("nan"),
+        save=1000 * fmean(saves),
+        save_per_step=1000 * fmean(saves) / every,
         checkpoint_every_n_steps=every,
     )
 
 
-def _instead(bare: BareLoop) -> dict[str, float]:
-    """Return how many seconds more each of the loop's own functions takes than what it stands for."""
-    parameters = list(bare.model.parameters())
-    kept = [parameter.grad for parameter in parameters]
-
-    def restore() -> None:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
-
-    loss = norm = torch.tensor(1.5)
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "clip": (
-            lambda: gradients.clip(parameters, bare.max_norm),
-            lambda: torch.nn.utils.clip_grad_norm_(parameters, bare.max_norm, foreach=True),
-        ),
-        "read": (lambda: gradients.read(loss, norm), loss.item),
-        "zero_grad": (
-            lambda: bare.model.zero_grad(set_to_none=True),
-            lambda: bare.optimizer.zero_grad(set_to_none=True),
-        ),
-    }
-    return {
-        name: _median_seconds(ours, restore) - _median_seconds(theirs, restore)
-        for name, (ours, theirs) in pairs.items()
-    }
+def _bare_pieces(max_steps: int, folder: Path, threads: int) -> dict[str, float]:
+    """Return the mean seconds of each shared piece of a bare step, and of the `rest` of it."""
+    bare = BareLoop(run_config(folder, max_steps, threads))
+    bare.run(WARM_STEPS)
+    stopwatch = Stopwatch()
+    with ExitStack() as stack:
+        for piece, owner, name in (*_SAME, *_THEIRS):
+            stack.enter_context(stopwatch.timing(piece, owner, name))
+        total = bare.run(BARE_STEPS)
+    taken = stopwatch.take()
+    seconds = {name: taken[name] / BARE_STEPS for name in _SHARED}
+    return seconds | {"rest": (total - sum(taken.values())) / BARE_STEPS}
 
 
-def _median_seconds(call: Callable[[], object], before: Callable[[], None]) -> float:
-    seconds = []
-    for _ in range(200):
-        before()
-        begun = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begun)
-    return median(seconds)
+def _names(pieces: tuple[Piece, ...]) -> list[str]:
+    return [name for name, _, _ in pieces]

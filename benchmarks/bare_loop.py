@@ -19,26 +19,29 @@ class BareLoop:
         built = build_run(config, build_data(config), torch.device("cpu"))
         assert config.training.gradient_accumulation_steps == 1
         self.model, self.optimizer = built.state.model, built.state.optimizer
-        self.max_norm = config.training.grad_clip_max_norm or float("inf")
+        self.losses: list[float] = []
+        self._max_norm = config.training.grad_clip_max_norm or float("inf")
         steps = range(config.training.max_steps)
         self._batches = [built.state.loader.next_step().micro_batches[0].samples for _ in steps]
         self._rates = [built.learning_rate(step) for step in steps]
         built.state.loader.close()
-        self.losses: list[float] = []
 
     def run(self, steps: int) -> float:
         """Train `steps` steps more and return the seconds that they took."""
         parameters = list(self.model.parameters())
         begun = time.perf_counter()
         for step in range(len(self.losses), len(self.losses) + steps):
-            tokens = self._batches[step]
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rates[step]
-            logits = self.model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, foreach=True)
+            loss = self.forward(self._batches[step])
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(parameters, self._max_norm, foreach=True)
             self.optimizer.step()
             self.losses.append(loss.item())
         return time.perf_counter() - begun
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over a batch of windows."""
+        logits = self.model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

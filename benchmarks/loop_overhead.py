@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import json
-import platform
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,7 +36,7 @@ def comparison_table(found: Comparison, threads: int) -> str:
         (
             f"{found.tokens_per_step:,} tokens a step, {found.parameters:,} parameters, {threads} thread(s), torch "
             f"{torch.__version__}; {found.steps} steps each, in turns of {found.turn_steps}, with a checkpoint every "
-            f"{found.checkpoint_every_n_steps}",
+            f"{found.checkpoint_every_n_steps}; {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}",
             _line("", "tokens/s", "ms a step"),
             pace("bare PyTorch loop", found.bare_tokens_per_second),
             pace("the loop, everything on", found.loop_tokens_per_second),
@@ -53,13 +53,16 @@ def comparison_table(found: Comparison, threads: int) -> str:
 def added_table(found: AddedWork) -> str:
     """Return what the loop adds to a step, piece by piece."""
     rows = [_line(name, f"{milliseconds:.3f}") for name, milliseconds in found.pieces.items()]
-    rows += [_line(f"{name}, beyond the bare one", f"{more:.3f}") for name, more in found.instead.items()]
     return "\n".join(
         (
             _line("work that the loop adds", "ms a step"),
             *rows,
             _line("in all", f"{found.added:.3f}", f"{100 * found.share:.2f} %") + " of a step of 50 ms",
-            _line("in all, median step", f"{found.added_median:.3f}"),
+            _line(
+                "in all, in the median step",
+                f"{found.added_in_median_step:.3f}",
+                f"{100 * found.share_in_median_step:.2f} %",
+            ),
             _line("the whole step, measured", f"{found.step:.3f}"),
             f"means over {found.steps} steps; a checkpoint comes on top: {found.save:.1f} ms, which is "
             f"{found.save_per_step:.3f} ms a step at one every {found.checkpoint_every_n_steps}",
@@ -74,17 +77,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each loop (default {ROUNDS})")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads (default 1)")
     arguments = parser.parse_args()
-    if arguments.rounds < 2 or arguments.threads < 1:
-        parser.error("expected at least 2 rounds and 1 thread")
+    if arguments.rounds < 3 or arguments.threads < 1:
+        parser.error("expected at least 3 rounds and 1 thread")
 
     torch.set_num_threads(arguments.threads)
     with TemporaryDirectory() as folder:
-        compared, bare = throughput.compare(Path(folder) / "compared", arguments.rounds, arguments.threads)
-        added = added_work.measure(Path(folder) / "timed", STEPS, arguments.threads, bare)
+        compared = throughput.compare(Path(folder) / "compared", arguments.rounds, arguments.threads)
+        added = added_work.measure(Path(folder) / "timed", STEPS, arguments.threads)
         rates: list[LoaderRate] = loader_rate.measure(Path(folder), arguments.threads)
     if arguments.json:
         everything = {
-            "machine": {"torch": torch.__version__, "threads": arguments.threads, "processor": platform.processor()},
+            "machine": {
+                "torch": torch.__version__,
+                "threads": arguments.threads,
+                "cores": os.cpu_count(),
+                "load_average": os.getloadavg()[0],
+            },
             "throughput": dataclasses.asdict(compared),
             "added_work": dataclasses.asdict(added),
             "loader": loader_rate.answer(rates),

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,7 @@ class Stopwatch:
     """Seconds by piece since the last `take`; a piece within another one counts as part of that one alone."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._is_running = False
 
     @contextmanager
@@ -40,5 +40,5 @@ class Stopwatch:
 
     def take(self) -> dict[str, float]:
         """Return the seconds by piece so far and begin anew."""
-        taken, self._seconds = self._seconds, Counter()
+        taken, self._seconds = self._seconds, defaultdict(float)
         return dict(taken)

@@ -100,8 +100,8 @@ def run_config(folder: Path, steps: int, threads: int) -> RunConfig:
     )
 
 
-def compare(folder: Path, rounds: int, threads: int) -> tuple[Comparison, BareLoop]:
-    """Run `rounds` turns of each loop; also returns the bare loop, with the gradients of its last step."""
+def compare(folder: Path, rounds: int, threads: int) -> Comparison:
+    """Run `rounds` turns of each loop."""
     config = run_config(folder, (rounds + 2) * TURN_STEPS, threads)
     bare, stop = BareLoop(config), StopRequest()
     turns = _Turns(bare, stop, rounds)
@@ -112,7 +112,7 @@ def compare(folder: Path, rounds: int, threads: int) -> tuple[Comparison, BareLo
     tokens = config.training.batch_size * config.data.sequence_length
     loop_pace = tokens * TURN_STEPS * rounds / sum(turns.loop_seconds)
     bare_pace = tokens * TURN_STEPS * rounds / sum(between)
-    comparison = Comparison(
+    return Comparison(
         tokens_per_step=tokens,
         parameters=sum(parameter.numel() for parameter in bare.model.parameters()),
         steps=TURN_STEPS * rounds,
@@ -127,7 +127,6 @@ def compare(folder: Path, rounds: int, threads: int) -> tuple[Comparison, BareLo
         ),
         loss_difference=max(abs(a - b) for a, b in zip(turns.losses, bare.losses, strict=False)),
     )
-    return comparison, bare
 
 
 def _between(seconds: list[float], distance: int = 1) -> list[float]:

@@ -18,7 +18,7 @@ from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
-from pretrain.loop import LoopParts, finish_step, save, show, train
+from pretrain.loop import LoopParts, finish_step, save, show, stop_here, train
 from pretrain.machine.signals import StopRequest
 from pretrain.models import blocks
 from pretrain.policy.cadence import is_due_or_last
@@ -199,6 +199,8 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:
         save(parts)
     elif _validation_is_missing(parts):
         finish_step(parts)
+    if parts.stop.name is not None:
+        stop_here(parts)  # Not one step more: the validation that the signal has cut short again belongs before it.
     train(parts)
 
 

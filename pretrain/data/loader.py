@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.batch import Batch, SampleIdentity, StepBatch
-from pretrain.data.order import permute
+from pretrain.data.order import consecutive
 from pretrain.data.windows import Indices, Windows
 from pretrain.errors import DataError
 
@@ -44,8 +44,7 @@ class _Plan:
         return self.first(LoaderState(state.epoch, state.position + self.step_samples))
 
     def order(self, epoch: int, position: int, count: int) -> Indices:
-        places = np.arange(position, position + count, dtype=np.int64)
-        return permute(places, len(self.windows), self.seed, epoch)
+        return consecutive(position, count, len(self.windows), self.seed, epoch)
 
     def build(self, state: LoaderState) -> StepBatch:
         indices = self.order(state.epoch, state.position, self.step_samples)

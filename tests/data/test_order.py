@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrain.data.order import permute
+from pretrain.data.order import consecutive, permute
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 64, 100, 127, 128, 129, 1000, 1024, 1025, 4093, 65537]
 
@@ -78,3 +78,19 @@ def test_the_order_is_pinned():
 
 PINNED_10 = [5, 9, 2, 4, 3, 7, 8, 0, 1, 6]
 PINNED_MILLION = [780160, 788180, 253697, 301308]
+
+
+@pytest.mark.parametrize("length", [1, 100, 1024, 1025, 5000])
+def test_consecutive_places_are_those_of_the_permutation(length):
+    order = whole(length, seed=3, epoch=2)
+    for count in (1, 16, 1024, 3000):
+        for position in range(0, length - count + 1, 171):
+            found = consecutive(position, count, length, 3, 2)
+            assert found.tolist() == order[position : position + count].tolist()
+            found[:] = -1  # what is kept for the next steps is not what was handed out
+
+
+@pytest.mark.parametrize(("position", "count"), [(-1, 2), (90, 11), (101, 0), (5, -1)])
+def test_consecutive_places_lie_in_range(position, count):
+    with pytest.raises(IndexError, match=r"outside \[0, 100\)"):
+        consecutive(position, count, 100, 1, 0)

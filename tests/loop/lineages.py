@@ -42,11 +42,9 @@ def end_of(run: Path) -> End:
     assert number is not None
     attempt = namespace.attempt_folder(run, number)
     assert lineage.verify(attempt).ok, lineage.verify(attempt).text()
-    step, folder = checkpoint.list_checkpoints(attempt)[-1]
-    assert step == max(saved for saved, _ in checkpoint.list_checkpoints(attempt))
-    return hashlib.sha256((folder / "checkpoint.json").read_bytes()).hexdigest(), (
-        attempt / "metrics.jsonl"
-    ).read_bytes()
+    _, folder = checkpoint.list_checkpoints(attempt)[-1]
+    record = (folder / "checkpoint.json").read_bytes()
+    return hashlib.sha256(record).hexdigest(), (attempt / "metrics.jsonl").read_bytes()
 
 
 class Lineage:
@@ -89,10 +87,11 @@ class Lineage:
             found = lineage.verify(namespace.attempt_folder(self.run, number))
             assert not found.ok, found.text()
             assert found.unfinished, found.text()
-            assert not (found.changed or found.missing or found.unsafe), found.text()
+            assert (found.changed, found.missing, found.unsafe) == ((), (), ()), found.text()
             assert found.parent_ok is not False, found.text()
         found = lineage.verify(namespace.attempt_folder(self.run, last))
         assert found.ok, found.text()
 
     def _attempts(self) -> dict[int, Tree]:
-        return {number: tree(namespace.attempt_folder(self.run, number)) for number in namespace.list_attempts(self.run)}
+        numbers = namespace.list_attempts(self.run)
+        return {number: tree(namespace.attempt_folder(self.run, number)) for number in numbers}

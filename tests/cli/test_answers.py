@@ -1,0 +1,175 @@
+"""What stdout carries: the answer alone, in the fields that scripts rely on."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.config import load
+from tests.cli.calling import contents, flip, pretrain
+from tests.tiny import write_config
+
+SHA256 = 64
+
+
+@pytest.mark.parametrize(
+    ("task", "figures"),
+    [
+        ("text", {"loss", "bits_per_byte", "bigram", "trigram"}),
+        ("iq", {"loss", "nmse", "nmse_zero", "nmse_linear"}),
+    ],
+)
+def test_train(tmp_path: Path, task: str, figures: set[str]) -> None:
+    answer = pretrain("train", "--config", write_config(tmp_path, task), "training.max_steps=4", "--json")
+    assert answer.code == 0
+    found = answer.json
+    assert list(found) == sorted(
+        ["verdict", "exit_code", "attempt", "step", "manifest_sha256", "checkpoint", "validation"]
+    )
+    assert (found["verdict"], found["exit_code"], found["attempt"], found["step"]) == ("done", 0, 1, 4)
+    assert set(found["checkpoint"]) == {"step", "record_sha256"}
+    manifest = tmp_path / "run/attempts/0001/manifest.json"
+    assert found["manifest_sha256"] == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    (domain,) = found["validation"].values()
+    assert set(domain) == figures | {"samples", "classes"}
+    assert "step 4/4" in answer.err
+    assert f"pretrain verify-manifest {manifest.parent}" in answer.err
+
+
+def test_resume_of_a_stopped_run(stopped: Path, made: Path) -> None:
+    answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet")
+    found = answer.json
+    assert (answer.code, found["verdict"], found["attempt"], found["step"]) == (0, "done", 2, 12)
+    whole = json.loads((made / "finished/attempts/0001/manifest.json").read_bytes())
+    assert found["checkpoint"] == {"step": 12, "record_sha256": whole["latest"]["record_sha256"]}
+    assert set(found["validation"]) == {"letters"}
+    assert "step 12/12" not in answer.err
+
+
+def test_resume_of_a_finished_run(finished: Path) -> None:
+    before = contents(finished)
+    answer = pretrain("resume", "--attempt", finished, "--json")
+    manifest = hashlib.sha256((finished / "attempts/0001/manifest.json").read_bytes()).hexdigest()
+    assert answer.code == 0
+    assert answer.json["manifest_sha256"] == manifest
+    assert answer.json["attempt"] == 1
+    assert "nothing to do" in answer.err
+    assert contents(finished) == before
+
+
+def test_resume_that_goes_further(finished: Path) -> None:
+    answer = pretrain("resume", "--attempt", finished, "training.max_steps=14", "--json", "--quiet")
+    assert (answer.code, answer.json["attempt"], answer.json["step"]) == (0, 2, 14)
+    assert pretrain("verify-manifest", finished, "--json").json["parent_ok"] is True
+
+
+def test_verify(finished: Path) -> None:
+    answer = pretrain("verify-manifest", finished / "attempts/0001/manifest.json", "--json")
+    assert answer.code == 0
+    found = answer.json
+    assert len(found.pop("manifest_sha256")) == SHA256
+    nothing = {"extra": [], "missing": [], "changed": [], "unsafe": []}
+    assert found == {"ok": True, "unfinished": False, "parent_ok": None, **nothing}
+
+
+def test_verify_expects_a_hash(finished: Path) -> None:
+    sha256 = hashlib.sha256((finished / "attempts/0001/manifest.json").read_bytes()).hexdigest()
+    assert pretrain("verify-manifest", finished, "--expect-sha256", sha256).code == 0
+    other = pretrain("verify-manifest", finished, "--expect-sha256", "0" * 64)
+    assert other.code == 3
+    assert "changed: manifest.json" in other.out
+    assert pretrain("verify-manifest", finished, "--expect-sha256", "f00").code == 2
+
+
+def test_verify_of_an_unfinished_attempt(stopped: Path) -> None:
+    answer = pretrain("verify-manifest", stopped)
+    assert answer.code == 3
+    assert "unfinished" in answer.out.splitlines()[0]
+    found = pretrain("verify-manifest", stopped, "--json").json
+    assert (found["ok"], found["unfinished"], found["manifest_sha256"], found["changed"]) == (False, True, None, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "telemetry.csv", "config.yaml", "checkpoints/step_00000012/shard_00000.safetensors"]
+)
+def test_verify_names_the_file_of_a_flipped_bit(finished: Path, name: str) -> None:
+    flip(finished / "attempts/0001" / name)
+    answer = pretrain("verify-manifest", finished)
+    assert (answer.code, answer.err) == (3, "")
+    assert f"changed: {name}\n" in answer.out
+    assert pretrain("verify-manifest", finished, "--json").json["changed"] == [name]
+
+
+def test_sums_are_those_of_the_files(finished: Path) -> None:
+    answer = pretrain("verify-manifest", finished, "--sums")
+    assert answer.code == 0
+    named = dict(reversed(line.split("  ")) for line in answer.out.splitlines())
+    folder = finished / "attempts/0001"
+    assert named == {name: hashlib.sha256(data).hexdigest() for name, (_, data) in contents(folder).items()}
+
+
+def test_inspect(finished: Path) -> None:
+    folder = finished / "attempts/0001/checkpoints/step_00000012"
+    answer = pretrain("inspect-checkpoint", folder, "--json")
+    assert answer.code == 0
+    found = answer.json
+    assert set(found) == {"step", "record_sha256", "content_sha256", "optimizer_bytes", "tensors", "differs"}
+    assert (found["step"], found["differs"]) == (12, None)
+    assert all(set(tensor) == {"name", "dtype", "shape", "sha256"} for tensor in found["tensors"])
+    assert {"model.model.norm.weight", "optimizer.model.norm.weight.exp_avg", "rng.cpu"} <= {
+        tensor["name"] for tensor in found["tensors"]
+    }
+    text = pretrain("inspect-checkpoint", folder / "checkpoint.json").out
+    assert text.startswith(f"step 12, {len(found['tensors'])} tensors, optimizer state ")
+
+
+def test_inspect_names_what_differs(finished: Path) -> None:
+    checkpoints = finished / "attempts/0001/checkpoints"
+    earlier, later = (checkpoints / f"step_{step:08d}" for step in (8, 12))
+    differs = pretrain("inspect-checkpoint", earlier, "--compare", later, "--json").json["differs"]
+    assert "model.model.norm.weight" in differs
+    assert "optimizer.model.norm.weight.step" in differs
+    assert "rng.cpu" not in differs  # nothing draws from it
+    text = pretrain("inspect-checkpoint", earlier, "--compare", later).out
+    assert f"{len(differs)} tensors differ:\n" in text
+    assert "\n  model.model.norm.weight\n" in text
+    assert pretrain("inspect-checkpoint", later, "--compare", later, "--json").json["differs"] == []
+
+
+def test_inspect_of_a_damaged_checkpoint(finished: Path) -> None:
+    folder = finished / "attempts/0001/checkpoints/step_00000012"
+    flip(folder / "shard_00000.safetensors")
+    answer = pretrain("inspect-checkpoint", folder)
+    assert (answer.code, answer.out) == (3, "")
+    assert "shard_00000.safetensors: expected SHA-256" in answer.err
+
+
+@pytest.mark.parametrize("task", ["text", "iq"])
+def test_print_config_loads_to_itself(tmp_path: Path, task: str) -> None:
+    config = write_config(tmp_path, task)
+    before = contents(tmp_path)
+    words = ["optimizer.betas=[0.5, 1e-3]", "run.dir=runs/a b", "guard.max_nan_retries=0"]
+    first = pretrain("train", "--config", config, *words, "--print-config")
+    assert (first.code, first.err) == (0, "")
+    assert contents(tmp_path) == before
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(first.out)
+    assert load(resolved) == load(config, words)
+    assert pretrain("train", "--config", resolved, "--print-config").out == first.out
+
+
+def test_config_yaml_is_the_printed_config(made: Path, finished: Path) -> None:
+    printed = pretrain("train", "--config", made / "text.yaml", f"run.dir={made / 'finished'}", "--print-config").out
+    assert (finished / "attempts/0001/config.yaml").read_text() == printed
+
+
+def test_a_run_that_was_moved(stopped: Path, tmp_path: Path) -> None:
+    moved = stopped.rename(tmp_path / "elsewhere")
+    assert pretrain("resume", "--attempt", moved, "--quiet").code == 0
+    assert not stopped.exists()
+    assert pretrain("verify-manifest", moved).code == 0
+
+
+def test_version() -> None:
+    assert pretrain("--version").out == "pretrain 0.1.0\n"

@@ -1,0 +1,150 @@
+"""What is refused: the exit code, a message that says where and what to do, and nothing written."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import files
+from tests.cli.calling import Answer, contents, flip, pretrain
+from tests.tiny import write_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+def assert_refused(answer: Answer, code: int, *texts: str) -> None:
+    assert (answer.code, answer.out) == (code, ""), answer
+    assert answer.err.startswith("pretrain: ")
+    assert "Traceback" not in answer.err
+    for text in texts:
+        assert text in answer.err, answer.err
+
+
+@pytest.mark.parametrize(
+    ("override", "texts"),
+    [
+        ("optimizer.lrr=0.1", ["override optimizer.lrr=0.1", "is not a setting of adamw; did you mean lr?"]),
+        ("optimiser.lr=0.1", ["optimiser is not a section; did you mean optimizer?"]),
+        ("training.max_steps=1.5", ["training.max_steps must be a whole number of at least 1; found 1.5"]),
+        ("optimizer.lr=.nan", ["optimizer.lr must be a finite number above 0"]),
+        ("training.device=gpu", ["training.device must be one of cpu, cuda; found 'gpu'"]),
+        ("model.heads=3", ["model.heads: 3 does not divide model.width, 16"]),
+        ("spikes.window_steps=8", ["spikes is not a section; it is not in this version"]),
+        ("training.max_steps", ["expected KEY=VALUE, as in training.max_steps=20"]),
+        ("data.train.letters.path=missing.txt", ["missing.txt: missing"]),
+        ("data.sequence_length=100000", ["corpus.txt: found", "shorten data.sequence_length or widen the span"]),
+        ("telemetry.csv_log_path=manifest.json", ["telemetry.csv_log_path must end in .csv"]),
+        ("telemetry.csv_log_path=logs/x.csv", ["telemetry.csv_log_path must be a plain file name"]),
+        ("telemetry.csv_log_path=/no/such/x.csv", ["the folder /no/such does not exist"]),
+    ],
+)
+def test_a_setting_that_cannot_be(config: Path, override: str, texts: list[str]) -> None:
+    before = contents(config.parent)
+    assert_refused(pretrain("train", "--config", config, override), 2, *texts)
+    assert contents(config.parent) == before
+
+
+def test_every_fault_is_named_at_once(config: Path) -> None:
+    answer = pretrain("train", "--config", config, "optimizer.lrr=1", "training.seed=-1", "model.widht=8")
+    assert_refused(answer, 2, "optimizer.lrr", "training.seed must be", "did you mean width?")
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    answer = pretrain("train", "--config", tmp_path / "none.yaml")
+    assert_refused(answer, 2, "none.yaml: cannot be opened: No such file", "expected a YAML file")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there(config: Path) -> None:
+    assert_refused(pretrain("train", "--config", config, "training.device=cuda"), 2, "PyTorch sees no CUDA device")
+    assert not (config.parent / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["train"], ["trian"], ["train", "--confg", "x"], ["resume"], ["verify-manifest"]])
+def test_words_that_are_no_command(words: list[str]) -> None:
+    answer = pretrain(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage: pretrain" in answer.err
+
+
+def test_a_run_is_not_trained_twice(made: Path, finished: Path) -> None:
+    before = contents(finished)
+    answer = pretrain("train", "--config", made / "text.yaml", f"run.dir={finished}")
+    assert_refused(answer, 2, "already holds attempts", f"pretrain resume --attempt {finished}", "another run.dir")
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("command", [["resume", "--attempt"], ["verify-manifest"], ["inspect-checkpoint"]])
+def test_a_path_that_means_nothing(tmp_path: Path, command: list[str]) -> None:
+    assert_refused(pretrain(*command, tmp_path / "nothing"), 2, "nothing", "expected a")
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("optimizer.lr=0.02", "optimizer.lr was 0.01 and would become 0.02; a resume keeps it"),
+        ("training.max_steps=8", "training.max_steps was 12 and would become 8; a resume can only raise it"),
+        ("checkpoint.checkpoint_every_n_steps=3", "checkpoint.checkpoint_every_n_steps was 4"),
+    ],
+)
+def test_a_resume_keeps_its_settings(stopped: Path, override: str, text: str) -> None:
+    before = contents(stopped)
+    assert_refused(pretrain("resume", "--attempt", stopped, override), 2, text)
+    assert contents(stopped) == before
+
+
+def test_a_resume_keeps_its_data(stopped: Path, made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_bytes((made / "corpus.txt").read_bytes().replace(b"green", b"brown"))
+    before = contents(stopped)
+    answer = pretrain("resume", "--attempt", stopped, f"data.train.letters.path={other}")
+    assert_refused(answer, 3, "data.train.letters", "other.txt is not the data of attempt 0001")
+    assert contents(stopped) == before
+
+
+def test_a_parent_that_does_not_verify(stopped: Path) -> None:
+    shard = max(stopped.rglob("*.safetensors"))
+    flip(shard)
+    before = contents(stopped)
+    assert_refused(pretrain("resume", "--attempt", stopped), 3, str(shard), "expected SHA-256")
+    assert contents(stopped) == before
+
+
+def test_another_parent_than_was_expected(stopped: Path) -> None:
+    answer = pretrain("resume", "--attempt", stopped, "--expect-sha256", "0" * 64)
+    assert_refused(answer, 3, "expected the parent's record to have SHA-256 " + "0" * 64)
+
+
+def test_other_surroundings_where_bits_must_be_the_same(stopped: Path) -> None:
+    answer = pretrain("resume", "--attempt", stopped, "--require-bit-exact", "training.threads=2")
+    torch.set_num_threads(1)
+    assert_refused(answer, 2, "--require-bit-exact: threads was 1, is 2")
+    assert sorted(path.name for path in (stopped / "attempts").iterdir()) == ["0001"]
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_busy_while_another_process_writes_the_run(made: Path, stopped: Path, tmp_path: Path, command: str) -> None:
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    run = fresh if command == "train" else stopped
+    target = ["--config", made / "text.yaml", f"run.dir={run}"] if command == "train" else ["--attempt", run]
+    with files.Lock.acquire(run / "run.lock", "the test"):
+        before = contents(run)
+        assert_refused(pretrain(command, *target), 7, str(run), "another process writes this run")
+        assert contents(run) == before
+
+
+def test_a_refusal_as_json(config: Path, finished: Path) -> None:
+    refused = pretrain("train", "--config", config, "optimizer.lrr=1", "--json")
+    assert refused.json == {
+        "verdict": "failed",
+        "exit_code": 2,
+        "reason": "override optimizer.lrr=1: optimizer.lrr is not a setting of adamw; did you mean lr?",
+    }
+    shutil.rmtree(finished / "attempts/0001/checkpoints/step_00000012")
+    broken = pretrain("resume", "--attempt", finished, "--json")
+    assert broken.json["exit_code"] == broken.code == 3

@@ -1,0 +1,101 @@
+"""Real processes and real signals; the run cannot outpace the test, which holds the pipe that it writes to."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.cli.calling import pretrain
+from tests.tiny import write_config
+
+STEPS = 120
+PIPE_BYTES = 4096  # less than the lines of 60 steps
+pytestmark = pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
+
+
+@contextlib.contextmanager
+def training(config: Path, run: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[str]]]:
+    """A `pretrain train` that stands still wherever its screen is not read; after its second step."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    words = [f"run.dir={run}", f"training.max_steps={STEPS}", "telemetry.gradient_log_interval=1", "--json"]
+    command = [*before, sys.executable, "-m", "pretrain", "train", "--config", str(config), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing) as process, open(reading) as screen:
+        os.close(writing)
+        try:
+            read_to(screen, f"step 2/{STEPS}")
+            yield process, screen
+        finally:
+            process.kill()
+
+
+def wait_until_it_stands_still(screen: IO[str]) -> None:
+    """Until the pipe holds as much as it takes, for as long as many steps would need."""
+    waiting, since = 0, time.monotonic()
+    deadline = since + 60
+    while time.monotonic() < deadline and (time.monotonic() - since < 0.3 or waiting < PIPE_BYTES // 2):
+        (found,) = struct.unpack("i", fcntl.ioctl(screen, termios.FIONREAD, bytes(4)))
+        if found != waiting:
+            waiting, since = found, time.monotonic()
+        time.sleep(0.02)
+
+
+def read_to(screen: IO[str], beginning: str) -> None:
+    seen = []
+    for line in screen:
+        seen.append(line)
+        if line.startswith(beginning):
+            return
+    raise AssertionError("".join(seen))
+
+
+@pytest.mark.skipif(shutil.which("nohup") is None, reason="there is no nohup here")
+def test_sigterm_under_nohup_saves_and_resume_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with training(config, tmp_path / "stopped", "nohup") as (process, screen):
+        process.send_signal(signal.SIGHUP)
+        read_to(screen, f"step 4/{STEPS}")
+        process.send_signal(signal.SIGTERM)
+        rest = screen.read()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, rest
+    answer = json.loads(out)
+    assert (answer["verdict"], answer["exit_code"]) == ("interrupted", 75)
+    attempt = tmp_path / "stopped/attempts/0001"
+    record = json.loads((attempt / "outcome.json").read_bytes())
+    assert (record["signal"], record["step"], record["batch"]) == ("SIGTERM", answer["step"], answer["step"])
+    assert 4 <= answer["step"] < STEPS
+    assert record["checkpoint"] == answer["checkpoint"]
+    assert record["resume"] in rest
+
+    resumed = pretrain("resume", "--attempt", tmp_path / "stopped", "--json", "--quiet")
+    words = [f"run.dir={tmp_path / 'whole'}", f"training.max_steps={STEPS}", "telemetry.gradient_log_interval=1"]
+    whole = pretrain("train", "--config", config, *words, "--json", "--quiet")
+    assert (resumed.code, resumed.json["checkpoint"]) == (0, whole.json["checkpoint"])
+    streams = [tmp_path / name / "metrics.jsonl" for name in ("stopped/attempts/0002", "whole/attempts/0001")]
+    assert streams[0].read_bytes() == streams[1].read_bytes()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with training(write_config(tmp_path), tmp_path / "run") as (process, screen):
+        # The screen is not read any more, so the step that the first signal waits for never ends.
+        wait_until_it_stands_still(screen)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+    assert process.returncode == 128 + signal.SIGINT
+    assert not (tmp_path / "run/attempts/0001/outcome.json").exists()
+    assert pretrain("resume", "--attempt", tmp_path / "run", f"training.max_steps={STEPS + 1}", "--quiet").code == 0
