@@ -26,7 +26,7 @@ RECORDING_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """Tokens (or samples) per second. first_pass: windows that are made when they are first read, not kept ones."""
+    """Tokens (or samples) per second of one pass; start_seconds: opening, hashing or making the data before it."""
 
     data: str
     unit: str
@@ -34,6 +34,7 @@ class LoaderRate:
     first_pass: bool
     loader_per_second: float
     model_per_second: float
+    start_seconds: float
 
     @property
     def ratio(self) -> float:
@@ -64,7 +65,9 @@ def _measure(name: str, config: RunConfig, threads: int) -> list[LoaderRate]:
     unit, units, model_pace = _model_pace(config)
     rates = []
     for prefetch_steps in (0, config.data.prefetch_steps):
+        begun = time.perf_counter()
         data = build_data(config)
+        start_seconds = time.perf_counter() - begun
         loader = StatefulLoader(
             data.train,
             seed=config.training.seed,
@@ -78,7 +81,7 @@ def _measure(name: str, config: RunConfig, threads: int) -> list[LoaderRate]:
             for _ in range(loader.steps_per_epoch):
                 loader.next_step()
             pace = units * loader.steps_per_epoch / (time.perf_counter() - begun)
-            rates.append(LoaderRate(name, unit, prefetch_steps, first_pass, pace, model_pace))
+            rates.append(LoaderRate(name, unit, prefetch_steps, first_pass, pace, model_pace, start_seconds))
         loader.close()
     return rates
 
@@ -103,13 +106,14 @@ def _model_pace(config: RunConfig) -> tuple[str, int, float]:
 
 def table(rates: list[LoaderRate]) -> str:
     """Return the rates as a plain table."""
-    lines = [f"{'the loader alone':<16}{'pass':>8}{'prefetch':>10}{'units/s':>14}{'the model takes':>18}{'ratio':>9}"]
+    head = f"{'the loader alone':<16}{'pass':>8}{'prefetch':>10}{'units/s':>14}{'the model takes':>18}"
+    lines = [f"{head}{'ratio':>9}{'start-up':>11}"]
     for rate in rates:
         which = "first" if rate.first_pass else "later"
         ahead = str(rate.prefetch_steps or "none")
         lines.append(
             f"{rate.data:<16}{which:>8}{ahead:>10}{rate.loader_per_second:>14,.0f}"
-            f"{rate.model_per_second:>11,.0f} {rate.unit + '/s':<9}{rate.ratio:>6.0f}x".rstrip()
+            f"{rate.model_per_second:>11,.0f} {rate.unit + '/s':<9}{rate.ratio:>6.0f}x{rate.start_seconds:>9.2f} s"
         )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Source `synthetic-iq`: labelled radio signals, each window a pure function of settings, seed and index."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
@@ -15,8 +16,8 @@ from pretrain.errors import DataError
 from pretrain.registry import limited
 
 NAME = "synthetic-iq"
-# Windows that were made once are kept up to this size of the whole domain (16,384 windows of 1,024 samples);
-# a larger one is made anew at every reading, at about a tenth of a millisecond per window.
+# A domain up to this size (16,384 windows of 1,024 samples) is made whole at the start, so that reading it costs a step
+# nothing; of a larger one the windows are made at every reading, at about a tenth of a millisecond per window.
 _KEPT_BYTES = 128 << 20
 _MASK = (1 << 64) - 1
 
@@ -78,26 +79,14 @@ class SyntheticWindows:
         self.files = (SourceFile(NAME, len(description), sha256(description).hexdigest()),)
         self._kept: NDArray[np.complex64] | None = None
         if self._windows * sequence_length * 8 <= _KEPT_BYTES:
-            self._kept = np.empty((self._windows, sequence_length), dtype=np.complex64)
-            self._is_kept = np.zeros(self._windows, dtype=np.bool_)
+            self._kept = self._made(range(self._windows))
 
     def __len__(self) -> int:
         return self._windows
 
     def read(self, indices: Indices) -> torch.Tensor:
         """Return complex64 [n, sequence_length] samples; see `Windows.read`."""
-        if self._kept is None:
-            rng = _generator()
-            made = [self._make(index, rng) for index in indices.tolist()]
-            return torch.from_numpy(np.stack(made) if made else np.empty((0, self._length), dtype=np.complex64))
-        missing = indices[~self._is_kept[indices]].tolist()
-        if missing:
-            rng = _generator()
-            # Two threads may make the same window at once: both write the same bytes.
-            for index in missing:
-                self._kept[index] = self._make(index, rng)
-                self._is_kept[index] = True
-        return torch.from_numpy(self._kept[indices])
+        return torch.from_numpy(self._made(indices.tolist()) if self._kept is None else self._kept[indices])
 
     def labels(self, indices: Indices) -> tuple[str, ...]:
         """Return the class of each window."""
@@ -121,6 +110,13 @@ class SyntheticWindows:
         lowest, highest = self._settings.samples_per_symbol
         samples_per_symbol = int(rng.integers(lowest, highest, endpoint=True))
         return name, -np.inf if name == "noise" else snr_db, samples_per_symbol
+
+    def _made(self, indices: Sequence[int]) -> NDArray[np.complex64]:
+        rng = _generator()
+        made = np.empty((len(indices), self._length), dtype=np.complex64)
+        for row, index in enumerate(indices):
+            made[row] = self._make(index, rng)
+        return made
 
     def _make(self, index: int, rng: np.random.Generator) -> NDArray[np.complex64]:
         name, snr_db, samples_per_symbol = self._draw(index, rng)
