@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,12 +50,14 @@ class Pace:
 class Kill:
     """A kill after so many seconds from the start of the process, or from the birth of its attempt, if it has one.
 
-    share: the share of the run's steps at which it comes in any case, so that the run never ends before its kills.
+    share, grace: it comes at the latest so many seconds after this share of the run's steps, so that the run never
+    ends before its kills.
     """
 
     training: bool
     seconds: float
     share: float
+    grace: float
 
 
 class Run:
@@ -109,11 +112,16 @@ def run_untouched(run: Run) -> Pace:
 def plan(kills: int, seed: int, pace: Pace) -> list[Kill]:
     """Place the kills: half within the time of a start-up, half within a time that leaves the run its progress."""
     chance = random.Random(seed)
-    longest = 3.2 * pace.training / kills
+    each = pace.training / kills
     kinds = [number % 2 == 1 for number in range(kills)]
     chance.shuffle(kinds)
     return [
-        Kill(training, chance.uniform(0.0, longest if training else pace.startup), number / (kills + 1))
+        Kill(
+            training=training,
+            seconds=chance.uniform(0.0, 3.2 * each if training else pace.startup),
+            share=number / (kills + 1),
+            grace=chance.uniform(0.0, 0.4 * each),
+        )
         for number, training in enumerate(kinds, start=1)
     ]
 
@@ -122,19 +130,22 @@ def live(run: Run, kill: Kill, pace: Pace) -> tuple[float, int | None]:
     """Go on with the run and kill it; return its age in seconds, and its exit code where the kill came too late."""
     before = run.newest()
     started = time.monotonic()
-    due = None if kill.training else started + kill.seconds
+    due = float("inf") if kill.training else started + kill.seconds
+    in_time = float("inf")
     process = run.start()
     while process.poll() is None:
-        born = run.newest() != before
-        if due is None and born:
-            due = time.monotonic() + kill.seconds
-        if (due is not None and time.monotonic() >= due) or (born and run.last_checkpoint() >= kill.share * pace.steps):
+        now = time.monotonic()
+        if run.newest() != before:
+            due = min(due, now + kill.seconds)
+            if run.last_checkpoint() >= kill.share * pace.steps:
+                in_time = min(in_time, now + kill.grace)
+        if now >= min(due, in_time):
             process.kill()
             process.wait()
             break
         time.sleep(POLL_SECONDS)
     code = process.returncode
-    return time.monotonic() - started, None if code < 0 else code
+    return time.monotonic() - started, None if code == -signal.SIGKILL else code
 
 
 def trees(run: Run) -> dict[int, Tree]:
@@ -196,9 +207,8 @@ def kill_and_resume(run: Run, kills: list[Kill], pace: Pace) -> Iterator[str]:
         )
         before = after
     started, code = time.monotonic(), run.start().wait()
-    print(
-        f" end  {len(trees(run)):07}  untouched {time.monotonic() - started:6.2f}  {'':8}  {run.last_checkpoint():15}"
-    )
+    last, seconds = f"{max(trees(run)):04}", time.monotonic() - started
+    print(f" end  {last:>7}  untouched {seconds:6.2f}  {'':8}  {run.last_checkpoint():15}")
     if any(trees(run).get(earlier) != tree for earlier, tree in before.items()):
         yield "the last life changed an earlier attempt"
     if code:
