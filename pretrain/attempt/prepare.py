@@ -10,12 +10,14 @@ import torch
 from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
-from pretrain.errors import ConfigError, IntegrityError
+from pretrain.errors import IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
+from pretrain.models import blocks
 from pretrain.optimizers import set_learning_rate
+from pretrain.telemetry.csv_log import check_place, columns
 from pretrain.telemetry.sink import Note, Sink
 
 
@@ -33,12 +35,14 @@ class Prepared:
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
-    _check_csv_folder(Path(config.telemetry.csv_log_path))
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
     sensors = _open_sensors(config, device, sinks)
     data = build_data(config)
     built = build_run(config, data, device)
+    csv_path = Path(config.telemetry.csv_log_path)
+    if csv_path.is_absolute():  # A relative one lies in the attempt's folder, which is new.
+        check_place(csv_path, csv_columns(config, built), rotate=config.telemetry.csv_rotate_on_schema_change)
     return Prepared(
         config=config,
         data=data,
@@ -50,11 +54,9 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
     )
 
 
-def _check_csv_folder(path: Path) -> None:
-    if path.is_absolute() and not path.parent.is_dir():
-        raise ConfigError(
-            f"telemetry.csv_log_path: {path}: the folder {path.parent} does not exist; make it, or choose another path"
-        )
+def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:
+    """Return the columns of the run's CSV: with one gradient norm per block where the telemetry asks for them."""
+    return columns(len(blocks(built.state.model)) if config.telemetry.enable_block_grad_norms else 0)
 
 
 def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]) -> Sensors | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome
 from pretrain.attempt.origin import Origin, find_origin
-from pretrain.attempt.prepare import Prepared, prepare, restore, surroundings
+from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command
 from pretrain.config import RunConfig, RunSettings, resumed, to_yaml, warnings
@@ -20,9 +20,8 @@ from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.loop import LoopParts, finish_step, save, show, stop_here, train
 from pretrain.machine.signals import StopRequest
-from pretrain.models import blocks
 from pretrain.policy.cadence import is_due_or_last
-from pretrain.telemetry.csv_log import CsvLog, columns
+from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Note, Sink
 from pretrain.validation import Validator
@@ -180,9 +179,8 @@ def _parts(
 
 
 def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
-    settings = prepared.config.telemetry
-    num_blocks = len(blocks(prepared.built.state.model)) if settings.enable_block_grad_norms else 0
-    return CsvLog(folder / settings.csv_log_path, columns(num_blocks), rotate=settings.csv_rotate_on_schema_change)
+    settings, names = prepared.config.telemetry, csv_columns(prepared.config, prepared.built)
+    return CsvLog(folder / settings.csv_log_path, names, rotate=settings.csv_rotate_on_schema_change)
 
 
 def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:

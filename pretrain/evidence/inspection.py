@@ -38,6 +38,6 @@ def as_text(answer: dict[str, Any]) -> str:
 
 def _folder(path: Path) -> Path:
     folder = path.parent if path.name == RECORD_NAME else path
-    if not folder.is_dir():
+    if not folder.is_dir() or not (folder.name.startswith("step_") or (folder / RECORD_NAME).exists()):
         raise ConfigError(f"{path}: expected a checkpoint folder such as RUN/attempts/0001/checkpoints/step_00000100")
     return folder

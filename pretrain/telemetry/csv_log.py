@@ -82,6 +82,11 @@ class CsvLog:
                 appender.sync()
 
 
+def check_place(path: Path, columns: Sequence[str], *, rotate: bool) -> None:
+    """Raise the ConfigError that a CsvLog at `path` would raise; nothing is written."""
+    _place(path, _line(tuple(columns)), rotate=rotate)
+
+
 def _block_column(block: int) -> str:
     return f"block_{block:02d}_gradient_norm"
 

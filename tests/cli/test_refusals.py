@@ -148,3 +148,12 @@ def test_a_refusal_as_json(config: Path, finished: Path) -> None:
     shutil.rmtree(finished / "attempts/0001/checkpoints/step_00000012")
     broken = pretrain("resume", "--attempt", finished, "--json")
     assert broken.json["exit_code"] == broken.code == 3
+
+
+def test_a_csv_of_other_columns_is_refused_before_the_attempt_exists(config: Path, tmp_path: Path) -> None:
+    csv = tmp_path / "rows.csv"
+    csv.write_text("step,loss\n1,2.0\n")
+    words = [f"telemetry.csv_log_path={csv}", "telemetry.csv_rotate_on_schema_change=false"]
+    assert_refused(pretrain("train", "--config", config, *words), 2, "telemetry.csv_log_path", "other columns")
+    assert not (tmp_path / "run").exists()
+    assert csv.read_text() == "step,loss\n1,2.0\n"
