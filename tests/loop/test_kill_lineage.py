@@ -47,7 +47,7 @@ def test_a_hundred_kills(forks: Forks, tmp_path: Path) -> None:
     run = Lineage(forks, reference.config, tmp_path / "run")
     chance = random.Random(1)
 
-    for kill_at in (1, 3, 5, 9, 13):
+    for kill_at in (1, 3, 5, 8, 11):
         run.live(kill_at=kill_at, torn=True)
     assert run.kinds == {"unborn": 5}, "attempt 0001 stood before its birth was over"
     while len(run.lives) < 90:
@@ -69,13 +69,13 @@ def test_a_hundred_kills(forks: Forks, tmp_path: Path) -> None:
 
 def test_killed_at_any_moment(forks: Forks, tmp_path: Path) -> None:
     """What no system call marks: within a forward pass, an import, a read-ahead."""
-    reference = untouched(forks, tmp_path, "iq", max_steps=60)
+    reference = untouched(forks, tmp_path, "iq", max_steps=150)
     run = Lineage(forks, reference.config, tmp_path / "run")
     chance = random.Random(2)
     for _ in range(15):
         run.live(delay_seconds=chance.uniform(0.0, 0.3))
     finish(run, reference)
-    assert sum(run.kinds.values()) >= 5, "hardly any life was killed"
+    assert sum(run.kinds.values()) >= 5, "hardly any life was killed"  # how many depends on the machine
 
 
 def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at: int) -> Iterator[Life]:
@@ -91,26 +91,26 @@ def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at:
             return
 
 
-def sweep_training(forks: Forks, folder: Path, task: str, stride: int) -> list[Life]:
+def sweep_training(forks: Forks, folder: Path, task: str, first: int, stride: int) -> list[Life]:
     reference = untouched(forks, folder, task, max_steps=4)
-    points = range(1, reference.life.changes + 1, stride)
+    points = range(first, reference.life.changes + 1, stride)
     return list(
         itertools.chain.from_iterable(kill_while_it_trains(forks, reference, folder / "run", at) for at in points)
     )
 
 
-def sweep_resuming(forks: Forks, folder: Path, task: str, stride: int) -> list[Life]:
+def sweep_resuming(forks: Forks, folder: Path, task: str, first: int, stride: int) -> list[Life]:
     """Kill a resume at each change, then the resume of that at the same one, and let the third end the run."""
     reference = untouched(forks, folder, task, max_steps=4)
-    first = Lineage(forks, reference.config, folder / "first")
-    first.live(armed_by="step_00000004", kill_at=5)
-    shutil.copytree(folder / "first", folder / "run")
+    parent = Lineage(forks, reference.config, folder / "parent")
+    parent.live(armed_by="step_00000004", kill_at=5)
+    shutil.copytree(folder / "parent", folder / "run")
     whole = Lineage(forks, reference.config, folder / "run")
     finish(whole, reference)
     lives = []
-    for kill_at in range(1, whole.lives[0].changes + 1, stride):
+    for kill_at in range(first, whole.lives[0].changes + 1, stride):
         shutil.rmtree(folder / "run")
-        shutil.copytree(folder / "first", folder / "run")
+        shutil.copytree(folder / "parent", folder / "run")
         run = Lineage(forks, reference.config, folder / "run")
         lives.append(run.live(kill_at=kill_at))
         assert lives[-1].exit_code is None
@@ -120,19 +120,24 @@ def sweep_resuming(forks: Forks, folder: Path, task: str, stride: int) -> list[L
     return lives
 
 
+# How many points are visited is asserted, so that a change of the disk that is not seen any more does not go unnoticed.
+
+
 def test_killed_at_some_changes(forks: Forks, tmp_path: Path) -> None:
-    assert len(sweep_training(forks, tmp_path, "text", stride=17)) >= 11
+    assert len(sweep_training(forks, tmp_path, "text", first=1, stride=17)) >= 12
 
 
 def test_killed_at_some_changes_while_it_resumes(forks: Forks, tmp_path: Path) -> None:
-    assert len(sweep_resuming(forks, tmp_path, "iq", stride=19)) >= 10
+    assert len(sweep_resuming(forks, tmp_path, "iq", first=1, stride=19)) >= 9
 
 
 @pytest.mark.slow
-def test_killed_at_every_change(forks: Forks, tmp_path: Path) -> None:
-    assert len(sweep_training(forks, tmp_path, "text", stride=1)) >= 200
+@pytest.mark.parametrize("first", [1, 2])
+def test_killed_at_every_change(forks: Forks, tmp_path: Path, first: int) -> None:
+    assert len(sweep_training(forks, tmp_path, "text", first, stride=2)) >= 99
 
 
 @pytest.mark.slow
-def test_killed_at_every_change_while_it_resumes(forks: Forks, tmp_path: Path) -> None:
-    assert len(sweep_resuming(forks, tmp_path, "iq", stride=1)) >= 140
+@pytest.mark.parametrize("first", [1, 2])
+def test_killed_at_every_change_while_it_resumes(forks: Forks, tmp_path: Path, first: int) -> None:
+    assert len(sweep_resuming(forks, tmp_path, "iq", first, stride=2)) >= 72
