@@ -31,7 +31,7 @@ quickstart-iq: install
 # The real ADS-B recording is not part of the repository: make adsb RECORDING=path/to/adsb_1090MHz_2Msps.cu8
 adsb: install
 	@test -n "$(RECORDING)" || { echo "say which recording: make adsb RECORDING=FILE.cu8"; exit 2; }
-	$(BIN)/python scripts/quickstart.py configs/iq-adsb.yaml --run-dir $(RUNS)/iq-adsb 'data.train.adsb.path=$(RECORDING)'
+	$(BIN)/python scripts/quickstart.py configs/iq-adsb.yaml 'data.train.adsb.path=$(RECORDING)' --run-dir $(RUNS)/iq-adsb
 
 lint: develop
 	$(BIN)/ruff format --check .

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretrain import __version__
-from pretrain.errors import PretrainError
+from pretrain.errors import ConfigError, PretrainError
+from pretrain.machine.signals import StopRequest, ignore_stop_signals
 
 if TYPE_CHECKING:
     from pretrain.attempt import AttemptResult
@@ -45,6 +46,8 @@ def train(
     """Start attempt 0001 of a run and train it to its manifest."""
 
     def work() -> int:
+        if print_config and json_:
+            raise ConfigError("--print-config prints YAML: use it without --json")
         stop = _listen()
         with stop.interrupting():
             from pretrain.config import load, to_yaml
@@ -106,6 +109,7 @@ def verify_manifest(
         str | None,
         typer.Option("--expect-sha256", help="The SHA-256 that the record itself must have.", metavar="HEX"),
     ] = None,
+    follow: Annotated[bool, typer.Option("--lineage", help="Check the attempts it goes on from, too.")] = False,
     sums: Annotated[bool, typer.Option("--sums", help="Print lines for `sha256sum -c` instead.")] = False,
     json_: Json = False,
 ) -> None:
@@ -114,15 +118,20 @@ def verify_manifest(
     def work() -> int:
         from pretrain import lineage
 
+        if sums and (json_ or follow or expect_sha256 is not None):
+            raise ConfigError(
+                "--sums prints checksums and checks nothing: use it without --json, --lineage and --expect-sha256"
+            )
         if sums:
             sys.stdout.write(lineage.sums(path))
             return 0
-        report = lineage.verify(path, expect_sha256=expect_sha256)
+        reports = lineage.verify_lineage(path, expect_sha256) if follow else [lineage.verify(path, expect_sha256)]
         if json_:
-            _print_json(report.answer())
+            above = {"lineage": [report.answer() for report in reports[1:]]} if follow else {}
+            _print_json(reports[0].answer() | above)
         else:
-            sys.stdout.write(report.text())
-        return 0 if report.ok else 3
+            sys.stdout.write("".join(report.text() for report in reports))
+        return 0 if all(report.sound for report in reports) and reports[0].ok else 3
 
     _run(work, json_)
 
@@ -166,9 +175,7 @@ def _options(
     """Pretraining runs that can be left alone and proved afterwards: text and IQ radio samples."""
 
 
-def _listen() -> Any:
-    from pretrain.machine.signals import StopRequest
-
+def _listen() -> StopRequest:
     stop = StopRequest()
     stop.install()
     return stop
@@ -207,5 +214,8 @@ def _run(work: Callable[[], int], as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    application()
+    """Run the command that the arguments name; once it has ended, a signal no longer changes its exit code."""
+    try:
+        application()
+    finally:
+        ignore_stop_signals()

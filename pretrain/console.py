@@ -170,15 +170,17 @@ class Screen:
         if end.advice:
             self._say(end.advice)
         self._say(f"attempt {end.attempt}")
-        self._say(closing_command(end), "bold")
+        self._say(f"next: {closing_command(end)}", "bold")
 
 
 def closing_command(end: End) -> str:
-    """The command to type next, quoted for a shell: it resumes the attempt, or verifies what is there."""
+    """The command to type next, quoted for a shell: it verifies, goes on, or shows why the run cannot go on."""
     # A path that begins with a dash would be read as an option.
     path = f"./{end.attempt}" if end.attempt.startswith("-") else end.attempt
     if end.verdict != "done" and end.resumable:
         return shlex.join(("pretrain", "resume", "--attempt", path))
+    if end.verdict != "done":
+        return shlex.join(("cat", f"{path}/outcome.json"))
     return shlex.join(("pretrain", "verify-manifest", path))
 
 

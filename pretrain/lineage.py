@@ -4,11 +4,13 @@ import os
 import re
 from pathlib import Path
 
+from pretrain import files
 from pretrain.errors import ConfigError
 from pretrain.evidence import checkpoint, metrics, namespace, verification
 from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.findings import Verification
 from pretrain.evidence.manifest import read_manifest
+from pretrain.evidence.namespace import Parent
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STEP_FOLDER = re.compile(r"step_[0-9]{8,}")
@@ -21,12 +23,52 @@ def verify(path: Path, expect_sha256: str | None = None) -> Verification:
     bound it, finds a record that was rewritten with all its digests. Nothing in the files checked is taken as
     an option. Raises ConfigError for a path that is none of these; what is found is in the Verification.
     """
+    expect_sha256 = None if expect_sha256 is None else expect_sha256.lower()
     if expect_sha256 is not None and not _SHA256.fullmatch(expect_sha256):
-        raise ConfigError(f"--expect-sha256: expected 64 lowercase hex digits, found {expect_sha256!r}")
+        raise ConfigError(f"--expect-sha256: expected 64 hex digits, found {expect_sha256!r}")
     folder, is_checkpoint = _locate(path)
     if is_checkpoint:
         return verification.verify_checkpoint_folder(folder, expect_sha256)
     return verification.verify_attempt(folder, expect_sha256)
+
+
+def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verification]:
+    """Check an attempt and every attempt it goes on from, the newest first.
+
+    Of a parent that is bound by a manifest, the manifest is checked; of one that is bound by a checkpoint, that
+    checkpoint. An ancestor whose folder is gone ends the list with the child that says so by `parent_ok`.
+    """
+    folder, is_checkpoint = _locate(path)
+    found = [verify(path, expect_sha256)]
+    while not is_checkpoint and (above := _parent_of(folder)) is not None:
+        folder = namespace.attempt_folder(folder.parent.parent, above.attempt)
+        if not folder.is_dir():
+            break
+        place = _bound_place(folder, above)
+        if place is None:  # The child's `parent_ok` says so; there is nothing to follow.
+            break
+        found.append(
+            verification.verify_attempt(place)
+            if above.kind == "manifest"
+            else verification.verify_checkpoint_folder(place, above.record_sha256)
+        )
+    return found
+
+
+def _parent_of(folder: Path) -> Parent | None:
+    if not os.path.lexists(folder / namespace.ENVIRONMENT):
+        return None
+    return Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+
+
+def _bound_place(folder: Path, parent: Parent) -> Path | None:
+    """The folder that the record of `parent` lies in: the attempt's, or that of one of its checkpoints."""
+    if parent.kind == "manifest":
+        return folder if os.path.lexists(folder / namespace.MANIFEST) else None
+    for _, place in checkpoint.list_checkpoints(folder):
+        if files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256:
+            return place
+    return None
 
 
 def sums(path: Path) -> str:

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--run-dir", required=True, type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     folder = free_folder(arguments.run_dir)
 
     started = time.monotonic()
@@ -43,7 +43,9 @@ def main() -> None:
     seconds = time.monotonic() - started
     attempt = folder / "attempts" / f"{result['attempt']:04d}"
     pretrain("verify-manifest", str(attempt))
-    pretrain("inspect-checkpoint", str(attempt / "checkpoints" / f"step_{result['checkpoint']['step']:08d}"))
+    checkpoint = attempt / "checkpoints" / f"step_{result['checkpoint']['step']:08d}"
+    lines = pretrain("inspect-checkpoint", str(checkpoint), answer=True).splitlines()
+    print("\n".join([*lines[:6], f"  ... and {len(lines) - 6} tensors more"]))
 
     print(f"\ntrained to step {result['step']} in {seconds:.0f} s, start-up included; held-out data says:")
     for domain, summary in result["validation"].items():

@@ -1,5 +1,7 @@
 """How an attempt ends: a manifest when it is done, an outcome when it ends otherwise by its own hand."""
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from pretrain.attempt.origin import find_record
@@ -11,7 +13,8 @@ from pretrain.evidence import manifest, outcome
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
 from pretrain.loop import LoopParts, show
-from pretrain.telemetry.sink import End, Note
+from pretrain.state import RunState
+from pretrain.telemetry.sink import End, Note, Sink
 
 
 def publish(
@@ -34,6 +37,7 @@ def publish(
         best=[Best(step, value, sha256) for step, value, sha256 in found if sha256 is not None],
         metrics_cursor=writer.cursor,
     )
+    parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     sha256 = manifest.publish_manifest(writer.folder, record)
     show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step))
     return AttemptResult(VERDICT, 0, writer.number, state.step, sha256, newest, validation_answer(parts.results))
@@ -53,7 +57,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
         batch=state.batch,
         signal=signal_name,
         checkpoint=None if newest is None else (newest.step, newest.record_sha256),
-        resume=resume_command(run_dir),
+        resume=resume_command(run_dir) if error.resumable else None,
     )
     try:
         if not writer.closed:  # a signal or a full disk may come while the manifest is made
@@ -82,3 +86,24 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
         newest,
         validation_answer(parts.results),
     )
+
+
+def record_unopened(
+    folder: Path, number: int, run_dir: Path, state: RunState, error: StorageError, sinks: Sequence[Sink]
+) -> AttemptResult:
+    """Put on record, as far as the disk lets us, that the streams of a new attempt could not be opened."""
+    record = outcome.outcome_record(
+        verdict=error.verdict,
+        exit_code=error.exit_code,
+        reason=str(error),
+        advice=error.advice,
+        step=state.step,
+        batch=state.batch,
+        resume=resume_command(run_dir),
+    )
+    with contextlib.suppress(StorageError):
+        outcome.publish_outcome(folder, record)
+    end = End(attempt=str(folder), verdict=error.verdict, step=state.step, reason=str(error), advice=error.advice)
+    for sink in sinks:
+        sink.emit(end)
+    return AttemptResult(error.verdict, error.exit_code, number, state.step)

@@ -1,19 +1,20 @@
 """run_pretraining_attempt, new or resumed: config, namespace, state, loop, manifest; every end is on record."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pretrain import files
-from pretrain.attempt.ending import publish, record_outcome
+from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.origin import Origin, find_origin
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings
 from pretrain.attempt.result import AttemptResult
-from pretrain.attempt.show import beginning, resume_command
+from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.config import RunConfig, RunSettings, resumed, to_yaml, warnings
-from pretrain.errors import ConfigError, PretrainError
+from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
@@ -34,6 +35,7 @@ def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -
     attempt exists every expected fault is in its outcome.json and in the result.
     """
     run_dir = Path(config.run.dir)
+    _refuse_unusable(run_dir)
     _refuse_old_run(run_dir)
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
@@ -62,14 +64,28 @@ def resume_attempt(
             origin = find_origin(run_dir, number, expect_sha256)
             config = replace(resumed(origin.config, overrides), run=RunSettings(dir=str(run_dir)))
             if origin.finished is not None and config.training.max_steps <= origin.finished.step:
-                return _nothing_to_do(origin, sinks)
+                return _nothing_to_do(run_dir, origin, sinks)
             prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks)
             reasons = surroundings(origin, prepared)
             if require_bit_exact and reasons:
                 raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
             restore(prepared.built, origin)
-        child = (namespace.newest(run_dir) or 0) + 1
+        newest = namespace.newest(run_dir) or number
+        if newest != number:
+            text = (
+                f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
+            )
+            for sink in sinks:
+                sink.emit(Note(kind="warning", text=text))
+        child = newest + 1
         return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks)
+
+
+def _refuse_unusable(run_dir: Path) -> None:
+    """Refuse a run.dir that is, or lies under, something else than a folder; what is missing will be made."""
+    nearest = next(place for place in (run_dir, *run_dir.parents) if os.path.lexists(place) or place == place.parent)
+    if not nearest.is_dir():
+        raise ConfigError(f"run.dir: {nearest} is no folder; choose another run.dir")
 
 
 def _refuse_old_run(run_dir: Path) -> None:
@@ -80,7 +96,7 @@ def _refuse_old_run(run_dir: Path) -> None:
         )
 
 
-def _nothing_to_do(origin: Origin, sinks: Sequence[Sink]) -> AttemptResult:
+def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink]) -> AttemptResult:
     assert origin.finished is not None
     assert origin.checkpoint is not None
     assert origin.record is not None
@@ -89,7 +105,9 @@ def _nothing_to_do(origin: Origin, sinks: Sequence[Sink]) -> AttemptResult:
     for sink in sinks:
         sink.emit(Note(kind="resumed", text=text))
     saved = checkpoint.SavedCheckpoint(done.latest.step, done.latest.record_sha256, 0)
-    return AttemptResult("done", 0, origin.number, done.step, origin.manifest_sha256, saved)
+    path = namespace.attempt_folder(run_dir, origin.number) / metrics.NAME
+    figures = {row["domain"]: validation_of_row(row) for row in metrics.validations(path, done.metrics, done.step)}
+    return AttemptResult(VERDICT, 0, origin.number, done.step, origin.manifest_sha256, saved, figures)
 
 
 def _run_attempt(
@@ -105,14 +123,17 @@ def _run_attempt(
     parent = origin.parent if origin is not None else None
     cursor = origin.record.metrics if origin is not None and origin.record is not None else metrics.EMPTY
     folder = _create(prepared, run_dir, number, origin, parent, reasons)
-    writer = AttemptWriter(folder, number, prepared.identity, cursor)
     durable_step = origin.step if origin is not None and origin.record is not None else -1
+    try:
+        writer = AttemptWriter(folder, number, prepared.identity, cursor)
+    except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
+        return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
     parts = _parts(prepared, writer, durable_step, stop, sinks)
     result: AttemptResult | None = None
     try:
         with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
             parts.sinks = [csv, *sinks]
-            _work(parts, prepared, origin)
+            _work(parts, prepared, origin, reasons)
         parts.sinks = sinks
         stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT)
@@ -183,14 +204,16 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
     return CsvLog(folder / settings.csv_log_path, names, rotate=settings.csv_rotate_on_schema_change)
 
 
-def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None) -> None:
+def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str]) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)
     show(parts, begin)
-    for text in warnings(prepared.config):
+    inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
+    for text in [*inexact, *warnings(prepared.config)]:
         show(parts, Note(kind="warning", text=text))
+        writer.event("warning", state.step, text=text)
     if state.step == 0 and writer.cursor == metrics.EMPTY:
         parameters = sum(parameter.numel() for parameter in state.model.parameters())
         writer.row(rows.begin(task=prepared.config.task.name, parameters=parameters))

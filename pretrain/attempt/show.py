@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pretrain.attempt.origin import Origin
 from pretrain.build import RunData
 from pretrain.config import RunConfig
@@ -37,7 +39,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         ),
         (
             "device",
-            f"{state.device}, {training.precision}, deterministic {str(training.deterministic).lower()}",
+            f"{state.device}, {torch.get_num_threads()} CPU threads, {training.precision}, "
+            f"deterministic {str(training.deterministic).lower()}",
         ),
     ]
     for record in data.records:
@@ -68,3 +71,8 @@ def validation_answer(results: Mapping[str, DomainResult]) -> dict[str, Any]:
         }
         for domain, result in results.items()
     }
+
+
+def validation_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of a `validation` row of the stream, which keeps no baselines of text."""
+    return {name: value for name, value in row.items() if name not in ("event", "step", "domain") and value is not None}

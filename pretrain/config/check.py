@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import decoder
 from pretrain.policy import guard, schedule
+from pretrain.policy.guard import GuardSettings
+from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
 
 # A source that is not listed is compared with the task when its windows are open.
@@ -50,7 +52,11 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
 
 def warnings(config: RunConfig) -> list[str]:
     """What is allowed and probably not meant, one line each."""
-    found = list(guard.warnings(config.guard, config.training.grad_clip_max_norm))
+    found: list[str] = []
+    usual = (GuardSettings().inf_post_clip_threshold, TrainingSettings(max_steps=1).grad_clip_max_norm)
+    if (config.guard.inf_post_clip_threshold, config.training.grad_clip_max_norm) != usual:
+        # Of the defaults, which come from the specification, docs/configuration.md says it once.
+        found += guard.warnings(config.guard, config.training.grad_clip_max_norm)
     validate, checkpoint = (
         config.validation.validate_every_n_steps,
         config.checkpoint.checkpoint_every_n_steps,
@@ -70,6 +76,13 @@ def warnings(config: RunConfig) -> list[str]:
             f"scheduler.scheduler_total_steps ({total}) is more than training.max_steps ({last}): the run "
             "ends before the learning rate has"
         )
+    if total is not None and total < last:
+        multiplier = SCHEDULES[config.scheduler.name].build(config.scheduler.settings)
+        if multiplier(total) == 0:
+            found.append(
+                f"scheduler.scheduler_total_steps ({total}) is less than training.max_steps ({last}): the "
+                f"learning rate is 0 from step {total} on, and nothing is learned there"
+            )
     if config.validates_on_training_data:
         found.append("data.validation is empty: the run validates on its training data, and its manifest says so")
     return found

@@ -32,6 +32,7 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Like `load`, for a text that has been read already; `where` names it in errors."""
     document = Document(strict_yaml.parse_mapping(text, where), where)
     document.apply(overrides)
+    _name_default_data(document.tree)
     parts, problems = parts_of(document)
     values, found = _values(document, parts)
     problems += found
@@ -42,6 +43,15 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
     if contradictions:
         raise ConfigError("\n".join(f"{where}: {one}" for one in contradictions))
     return check.resolve(config)
+
+
+def _name_default_data(tree: dict[str, Any]) -> None:
+    """A text run that names no data at all trains on the corpus that every Python has, its last tenth held out."""
+    task, data = tree.get("task") or {}, tree.setdefault("data", {})
+    is_text = isinstance(task, dict) and task.get("name", "text") == "text"
+    if is_text and isinstance(data, dict) and not data.keys() & {*DOMAIN_MAPS}:
+        data["train"] = {"pydoc": {"source": "text", "path": "builtin:pydoc", "span": [0.0, 0.9]}}
+        data["validation"] = {"pydoc": {"source": "text", "path": "builtin:pydoc", "span": [0.9, 1.0]}}
 
 
 def _read(where: str) -> bytes:

@@ -58,7 +58,7 @@ class Verification:
             return (
                 f"{self.path}: verified, {self.num_files} files{parent}\n"
                 f"{record} has SHA-256 {self.manifest_sha256 or self.record_sha256}\n"
-                "Kept elsewhere, that finds even what was rewritten with all its digests: --expect-sha256\n"
+                "Note this hash elsewhere: --expect-sha256 finds what was rewritten together with its digests.\n"
             )
         lines = [f"{self.path}: {'unfinished' if self.sound else 'does not verify'}"]
         for kind in ("extra", "missing", "changed", "unsafe"):

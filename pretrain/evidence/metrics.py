@@ -128,6 +128,13 @@ def last_row(path: Path, cursor: Cursor, besides: str = "") -> dict[str, Any] | 
     return _row(last, f"{path}: row {number}") if last else None
 
 
+def validations(path: Path, cursor: Cursor, step: int) -> list[dict[str, Any]]:
+    """The `validation` rows of `step`, after the whole prefix was verified."""
+    lines = [line for line in _lines(path, verify_prefix(path, cursor)) if b'"event":"validation"' in line]
+    rows = [_row(line, f"{path}: a validation row") for line in lines]
+    return [row for row in rows if row.get("event") == "validation" and row.get("step") == step]
+
+
 @dataclass(frozen=True)
 class Counts:
     """What a stream holds besides steps.

@@ -55,7 +55,7 @@ def _read_manifest(findings: Findings, expect_sha256: str | None) -> tuple[Manif
     path = findings.folder / NAME
     manifest, sha256 = None, None
     if NAME not in findings.kinds:
-        findings.explain(f"there is no {NAME}: the attempt is unfinished")
+        findings.explain(f"there is no {NAME}: the attempt is unfinished, and `pretrain resume` goes on from it")
     elif findings.is_regular(NAME):
         with findings.changing(NAME):
             data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
@@ -164,6 +164,10 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
             return True
         return name.startswith(_CHECKPOINTS) and name != _CHECKPOINTS and not name.startswith(tuple(unknown))
 
+    steps = ", ".join(str(record.step) for record in records.values())
+    findings.explain(
+        f"checked: the checkpoints of steps {steps} and the rows they bind" if steps else "no checkpoint yet"
+    )
     bound = {path: entry for folder, record in records.items() for path, entry in _bound_by(record, folder).items()}
     findings.check_files(bound, f"a {RECORD_NAME}", is_judged)
     if findings.is_regular(metrics.NAME):

@@ -11,6 +11,12 @@ from pretrain.errors import RunInterruptedError
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
+def ignore_stop_signals() -> None:
+    """Let no stop signal reach a process that has done its work and only takes itself apart."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class StopRequest:
     """The listener of one process; `name` is the first stop signal received, or None.
 

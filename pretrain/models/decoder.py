@@ -44,7 +44,8 @@ def check(settings: DecoderSettings) -> None:
     width, heads, kv_heads = settings.width, settings.heads, settings.kv_heads
     if width % heads != 0:
         raise ConfigError(
-            f"model.heads: {heads} does not divide model.width, {width}; choose one of {_divisors(width)}"
+            f"model.heads: {heads} does not divide model.width, {width}, into even sizes; choose one of "
+            f"{_divisors(width // 2)}"
         )
     if (width // heads) % 2 != 0:
         raise ConfigError(

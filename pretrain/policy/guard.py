@@ -14,7 +14,8 @@ Reason = Literal["non_finite_loss", "non_finite_norm", "post_clip"]
 class GuardSettings:
     """When a step is refused, and how often that may happen.
 
-    inf_post_clip_threshold: largest absolute element that a clipped gradient may hold.
+    inf_post_clip_threshold: largest absolute element that a clipped gradient may hold. No element exceeds the norm, so
+      that at or above `training.grad_clip_max_norm` only a value that is not finite does.
     nan_check_interval: steps between scans of the elements; the loss and the norm are checked on every step.
     max_nan_retries: refused steps that are skipped before the attempt fails with exit code 4.
     nan_retry_window_steps: a refused step is forgotten after this many steps; 0 = never.

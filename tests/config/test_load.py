@@ -9,6 +9,7 @@ import pytest
 from pretrain.config import load, parse, to_yaml
 from pretrain.config.later import LATER
 from pretrain.config.settings import NAMED, SECTIONS, SOURCE, plain_sections, settings_of
+from pretrain.data.text import TextSettings
 from pretrain.errors import ConfigError
 from tests.config.written import IQ, TEXT, config, refusal
 
@@ -127,12 +128,23 @@ def test_numbers_mean_what_they_say(override: str, key: str, value: object) -> N
 
 def test_the_least_that_must_be_said() -> None:
     lines = refusal(text="run: {}")
-    assert [line.split()[1] for line in lines] == ["data.train", "run.dir", "training.max_steps"]
+    assert [line.split()[1] for line in lines] == ["run.dir", "training.max_steps"]
     least = parse("run: {dir: r}\ntraining: {max_steps: 1}\ndata: {train: {corpus: {}}}", "x.yaml")
     assert (least.task.name, least.model.name, least.optimizer.name) == ("text", "decoder", "adamw")
     assert least.data.train["corpus"].name == "text"
     assert least.validates_on_training_data
     assert least.validation_domains == least.data.train
+
+
+def test_a_text_run_that_names_no_data_reads_the_builtin_corpus_and_holds_its_end_out() -> None:
+    least = parse("run: {dir: r}\ntraining: {max_steps: 1}", "x.yaml")
+    assert least.data.train["pydoc"].settings == TextSettings("builtin:pydoc", (0.0, 0.9))
+    assert least.data.validation["pydoc"].settings == TextSettings("builtin:pydoc", (0.9, 1.0))
+    assert [line.split()[1] for line in refusal(text="task: {name: iq}")] == [
+        "data.train",
+        "run.dir",
+        "training.max_steps",
+    ]
 
 
 def test_validation_data_of_its_own() -> None:
