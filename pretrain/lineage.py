@@ -1,14 +1,15 @@
 """`verify-manifest`: what a path means, whether it verifies, and its checksums for other tools."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
 
 from pretrain import files
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, verification
 from pretrain.evidence.checkpoint_record import RECORD_NAME
-from pretrain.evidence.findings import Verification
+from pretrain.evidence.findings import Findings, Verification
 from pretrain.evidence.manifest import read_manifest
 from pretrain.evidence.namespace import Parent
 
@@ -35,40 +36,58 @@ def verify(path: Path, expect_sha256: str | None = None) -> Verification:
 def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verification]:
     """Check an attempt and every attempt it goes on from, the newest first.
 
-    Of a parent that is bound by a manifest, the manifest is checked; of one that is bound by a checkpoint, that
-    checkpoint. An ancestor whose folder is gone ends the list with the child that says so by `parent_ok`.
+    Of a parent that is bound by a manifest, the attempt is checked; of one that is bound by a checkpoint, that
+    checkpoint. An ancestor that is there without the record that was bound is reported as missing it; one whose
+    folder is gone ends the list.
     """
     folder, is_checkpoint = _locate(path)
     found = [verify(path, expect_sha256)]
-    while not is_checkpoint and (above := _parent_of(folder)) is not None:
+    while not is_checkpoint:
+        try:
+            above = _parent_of(folder)
+        except (IntegrityError, StorageError) as error:
+            if namespace.ENVIRONMENT not in found[-1].changed + found[-1].unsafe:
+                found.append(_finding(folder, "changed", namespace.ENVIRONMENT, str(error)))
+            break
+        if above is None:
+            break
         folder = namespace.attempt_folder(folder.parent.parent, above.attempt)
         if not folder.is_dir():
             break
-        place = _bound_place(folder, above)
-        if place is None:  # The child's `parent_ok` says so; there is nothing to follow.
-            break
-        found.append(
-            verification.verify_attempt(place)
-            if above.kind == "manifest"
-            else verification.verify_checkpoint_folder(place, above.record_sha256)
-        )
+        found.append(_verify_bound(folder, above))
     return found
 
 
 def _parent_of(folder: Path) -> Parent | None:
-    if not os.path.lexists(folder / namespace.ENVIRONMENT):
+    """What an attempt says that it goes on from, which is always an attempt of a lower number."""
+    path = folder / namespace.ENVIRONMENT
+    if not os.path.lexists(path):
         return None
-    return Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+    parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{path}: parent")
+    if parent is not None and parent.attempt >= (namespace.number_of(folder) or parent.attempt + 1):
+        raise IntegrityError(f"{path}: expected a parent of a lower number than its own, found {parent.attempt}")
+    return parent
 
 
-def _bound_place(folder: Path, parent: Parent) -> Path | None:
-    """The folder that the record of `parent` lies in: the attempt's, or that of one of its checkpoints."""
+def _verify_bound(folder: Path, parent: Parent) -> Verification:
+    """Check what the record of `parent` binds in its attempt, and that the record is there as it was bound."""
     if parent.kind == "manifest":
-        return folder if os.path.lexists(folder / namespace.MANIFEST) else None
-    for _, place in checkpoint.list_checkpoints(folder):
-        if files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256:
-            return place
-    return None
+        if os.path.lexists(folder / namespace.MANIFEST):
+            return verification.verify_attempt(folder, parent.record_sha256)
+        name = namespace.MANIFEST
+    else:
+        for _, place in checkpoint.list_checkpoints(folder):
+            with contextlib.suppress(IntegrityError, StorageError):
+                if files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256:
+                    return verification.verify_checkpoint_folder(place, parent.record_sha256)
+        name = RECORD_NAME
+    return _finding(folder, "missing", name, f"its child is bound to one with SHA-256 {parent.record_sha256}")
+
+
+def _finding(folder: Path, kind: str, name: str, reason: str) -> Verification:
+    findings = Findings(folder)
+    findings.add(kind, name, reason)
+    return findings.verification()
 
 
 def sums(path: Path) -> str:

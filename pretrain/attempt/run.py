@@ -72,9 +72,7 @@ def resume_attempt(
             restore(prepared.built, origin)
         newest = namespace.newest(run_dir) or number
         if newest != number:
-            text = (
-                f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
-            )
+            text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.config import load
 from tests.cli.calling import contents, flip, pretrain
-from tests.tiny import write_config
+from tests.tiny import go_on, write_config
 
 SHA256 = 64
 
@@ -34,7 +35,7 @@ def test_train(tmp_path: Path, task: str, figures: set[str]) -> None:
     (domain,) = found["validation"].values()
     assert set(domain) == figures | {"samples", "classes"}
     assert "step 4/4" in answer.err
-    assert f"pretrain verify-manifest {manifest.parent}" in answer.err
+    assert f"next: pretrain verify-manifest {manifest.parent}\n" in answer.err
 
 
 def test_resume_of_a_stopped_run(stopped: Path, made: Path) -> None:
@@ -54,8 +55,30 @@ def test_resume_of_a_finished_run(finished: Path) -> None:
     assert answer.code == 0
     assert answer.json["manifest_sha256"] == manifest
     assert answer.json["attempt"] == 1
+    rows = [json.loads(line) for line in (finished / "attempts/0001/metrics.jsonl").read_text().splitlines()]
+    (last,) = [row for row in rows if row["event"] == "validation" and row["step"] == 12]
+    figures = answer.json["validation"]["letters"]
+    assert {"loss", "bits_per_byte", "samples"} <= set(figures)
+    assert {name: last[name] for name in figures} == figures
     assert "nothing to do" in answer.err
     assert contents(finished) == before
+
+
+def test_resume_of_another_attempt_than_the_newest_says_so(stopped: Path) -> None:
+    assert "is not the newest" not in pretrain("resume", "--attempt", stopped, "--quiet").err
+    answer = pretrain("resume", "--attempt", stopped / "attempts/0001", "--json")
+    assert (answer.code, answer.json["attempt"]) == (0, 3)
+    assert "warning: attempt 0001 is not the newest: this branches off and leaves attempt 0002 as it is" in answer.err
+
+
+def test_resume_under_other_surroundings_says_so(stopped: Path) -> None:
+    answer = pretrain("resume", "--attempt", stopped, "training.threads=2")
+    torch.set_num_threads(1)
+    assert answer.code == 0
+    text = "not bit for bit the run it goes on from: threads was 1, is 2"
+    assert f"warning: {text}\n" in answer.err
+    events = [json.loads(line) for line in (stopped / "attempts/0002/events.jsonl").read_text().splitlines()]
+    assert [(row["text"], row["step"]) for row in events if row["event"] == "warning"] == [(text, 6)]
 
 
 def test_resume_that_goes_further(finished: Path) -> None:
@@ -75,17 +98,39 @@ def test_verify(finished: Path) -> None:
 
 def test_verify_expects_a_hash(finished: Path) -> None:
     sha256 = hashlib.sha256((finished / "attempts/0001/manifest.json").read_bytes()).hexdigest()
-    assert pretrain("verify-manifest", finished, "--expect-sha256", sha256).code == 0
+    for given in (sha256, sha256.upper()):
+        assert pretrain("verify-manifest", finished, "--expect-sha256", given).code == 0
     other = pretrain("verify-manifest", finished, "--expect-sha256", "0" * 64)
     assert other.code == 3
     assert "changed: manifest.json" in other.out
     assert pretrain("verify-manifest", finished, "--expect-sha256", "f00").code == 2
 
 
+def test_verify_a_lineage_of_three(stopped: Path) -> None:
+    assert go_on(stopped, stop_after=2).verdict == "interrupted"
+    assert pretrain("resume", "--attempt", stopped, "--quiet").code == 0
+    answer = pretrain("verify-manifest", stopped, "--lineage", "--json")
+    assert answer.code == 0
+    alone = pretrain("verify-manifest", stopped, "--json").json
+    above = answer.json["lineage"]
+    assert answer.json == alone | {"lineage": above}
+    assert [set(one) for one in above] == [set(alone)] * 2
+    assert [one["ok"] for one in above] == [True, True]
+    text = pretrain("verify-manifest", stopped, "--lineage").out
+    assert [f"attempts/{number}" in text for number in ("0001", "0002", "0003")] == [True] * 3
+    flip(stopped / "attempts/0001/checkpoints/step_00000006/shard_00000.safetensors")
+    assert pretrain("verify-manifest", stopped).code == 0
+    answer = pretrain("verify-manifest", stopped, "--lineage", "--json")
+    assert (answer.code, answer.json["ok"]) == (3, True)
+    assert [one["changed"] for one in answer.json["lineage"]] == [[], ["shard_00000.safetensors"]]
+
+
 def test_verify_of_an_unfinished_attempt(stopped: Path) -> None:
     answer = pretrain("verify-manifest", stopped)
     assert answer.code == 3
     assert "unfinished" in answer.out.splitlines()[0]
+    assert "`pretrain resume` goes on from it" in answer.out
+    assert "checked: the checkpoints of steps 0, 4, 6 and the rows they bind" in answer.out
     found = pretrain("verify-manifest", stopped, "--json").json
     assert (found["ok"], found["unfinished"], found["manifest_sha256"], found["changed"]) == (False, True, None, [])
 

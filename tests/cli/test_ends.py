@@ -30,9 +30,11 @@ def test_diverged(tmp_path: Path) -> None:
     words = ["guard.inf_post_clip_threshold=1e-9", "guard.max_nan_retries=2"]
     answer = pretrain("train", "--config", write_config(tmp_path), *words, "--json", "--quiet")
     assert answer.code == answer.json["exit_code"] == 4
+    assert answer.err.endswith(f"next: cat {tmp_path / 'run/attempts/0001/outcome.json'}\n")
     assert (answer.json["verdict"], answer.json["step"], answer.json["manifest_sha256"]) == ("diverged", 0, None)
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["exit_code"], record["batch"]) == ("diverged", 4, 3)
+    assert record["resume"] is None
     assert "(post_clip) after 2 refusals" in record["reason"]
     assert "lower optimizer.lr" in answer.err
     rows = (tmp_path / "run/attempts/0001/metrics.jsonl").read_text()
@@ -113,6 +115,47 @@ def test_a_signal_between_the_last_step_and_the_manifest(tmp_path: Path) -> None
     assert after.verdict == "done"
     assert after.checkpoint is not None
     assert after.checkpoint.record_sha256 == record["checkpoint"]["record_sha256"]
+
+
+def test_a_signal_while_the_manifest_is_made(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, real = StopRequest(), files.hash_file
+
+    def hash_file(path: Path) -> Any:
+        if path.name == "events.jsonl":  # which nothing but the manifest binds
+            stop.name = "SIGTERM"
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "hash_file", hash_file)
+        result = start_attempt(tiny(tmp_path), stop, [])
+    assert (result.verdict, result.exit_code, result.manifest_sha256) == ("interrupted", 75, None)
+    record = outcome(tmp_path / "run")
+    assert (record["signal"], record["step"], record["checkpoint"]["step"]) == ("SIGTERM", 12, 12)
+    assert record["resume"] == f"pretrain resume --attempt {tmp_path / 'run'}"
+    assert go_on(tmp_path / "run").verdict == "done"
+    whole, resumed = made / "finished/attempts/0001", tmp_path / "run/attempts/0002"
+    assert (whole / "metrics.jsonl").read_bytes() == (resumed / "metrics.jsonl").read_bytes()
+    latest = [json.loads((folder / "manifest.json").read_bytes())["latest"] for folder in (whole, resumed)]
+    assert latest[0] == latest[1]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_stream_that_cannot_be_opened(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoStream(files.System):
+        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+            if path.name == name and path.parent.name == "0001" and flags & (files.os.O_WRONLY | files.os.O_RDWR):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().open(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system", NoStream())
+        answer = pretrain("train", "--config", write_config(tmp_path), "--json", "--quiet")
+    assert answer.code == answer.json["exit_code"] == 6
+    assert answer.err.endswith(f"next: pretrain resume --attempt {tmp_path / 'run/attempts/0001'}\n")
+    record = outcome(tmp_path / "run")
+    assert (record["verdict"], record["exit_code"], record["step"]) == ("storage", 6, 0)
+    assert (record["checkpoint"], record["resume"]) == (None, f"pretrain resume --attempt {tmp_path / 'run'}")
+    assert pretrain("resume", "--attempt", tmp_path / "run", "--quiet").code == 0
 
 
 def test_a_manifest_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

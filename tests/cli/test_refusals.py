@@ -58,6 +58,33 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
     assert_refused(answer, 2, "none.yaml: cannot be opened: No such file", "expected a YAML file")
 
 
+def test_a_run_folder_under_a_file(config: Path) -> None:
+    before = contents(config.parent)
+    for place in (config, config / "deep" / "run"):
+        answer = pretrain("train", "--config", config, f"run.dir={place}")
+        assert_refused(answer, 2, f"run.dir: {config} is no folder; choose another run.dir")
+    assert contents(config.parent) == before
+
+
+def test_a_run_folder_under_a_dangling_link(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    answer = pretrain("train", "--config", config, f"run.dir={tmp_path / 'link' / 'run'}")
+    assert_refused(answer, 2, "link is no folder")
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--lineage"], ["--expect-sha256", "0" * 64]])
+def test_sums_stand_alone(finished: Path, words: list[str]) -> None:
+    answer = pretrain("verify-manifest", finished, "--sums", *words)
+    assert (answer.code, answer.out[:1]) == (2, "{" if words == ["--json"] else "")
+    assert "--sums prints checksums and checks nothing: use it without --json, --lineage and" in answer.err
+
+
+def test_a_printed_config_is_no_json(config: Path) -> None:
+    answer = pretrain("train", "--config", config, "--print-config", "--json")
+    assert (answer.code, answer.json["exit_code"]) == (2, 2)
+    assert "--print-config prints YAML: use it without --json" in answer.err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there(config: Path) -> None:
     assert_refused(pretrain("train", "--config", config, "training.device=cuda"), 2, "PyTorch sees no CUDA device")

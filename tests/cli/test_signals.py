@@ -17,11 +17,14 @@ from typing import IO
 
 import pytest
 
+from pretrain import cli
+from pretrain.machine.signals import STOP_SIGNALS
 from tests.cli.calling import pretrain
 from tests.tiny import write_config
 
 STEPS = 120
 PIPE_BYTES = 4096  # less than the lines of 60 steps
+FULL_BYTES = PIPE_BYTES - 256  # where the next line or two no longer fit
 pytestmark = pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
 
 
@@ -45,7 +48,7 @@ def wait_until_it_stands_still(screen: IO[str]) -> None:
     """Until the pipe holds as much as it takes, for as long as many steps would need."""
     waiting, since = 0, time.monotonic()
     deadline = since + 60
-    while time.monotonic() < deadline and (time.monotonic() - since < 0.3 or waiting < PIPE_BYTES // 2):
+    while time.monotonic() < deadline and (time.monotonic() - since < 0.3 or waiting < FULL_BYTES):
         (found,) = struct.unpack("i", fcntl.ioctl(screen, termios.FIONREAD, bytes(4)))
         if found != waiting:
             waiting, since = found, time.monotonic()
@@ -99,3 +102,13 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "run/attempts/0001/outcome.json").exists()
     assert pretrain("resume", "--attempt", tmp_path / "run", f"training.max_steps={STEPS + 1}", "--quiet").code == 0
+
+
+def test_once_the_work_is_done_a_signal_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pretrain", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert {signal.getsignal(number) for number in STOP_SIGNALS} == {signal.SIG_IGN}
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)

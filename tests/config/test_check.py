@@ -99,13 +99,17 @@ QUIET = [
 WARNINGS: list[tuple[list[str], str | None]] = [
     ([], None),
     (["guard.inf_post_clip_threshold=1.0"], "guard.inf_post_clip_threshold (1) is not below"),
+    (["guard.inf_post_clip_threshold=10.0"], None),  # with a norm of 1 these are the defaults
+    (["guard.inf_post_clip_threshold=10.0", "training.grad_clip_max_norm=2"], "(10) is not below"),
     (["guard.inf_post_clip_threshold=1.0", "training.grad_clip_max_norm=null"], None),
     (["checkpoint.checkpoint_every_n_steps=7"], "do not meet by step 20"),
     (["checkpoint.checkpoint_every_n_steps=7", "checkpoint.num_best_checkpoints=0"], None),
     (["validation.validate_every_n_steps=100"], None),
     (["validation.validate_every_n_steps=100", "checkpoint.checkpoint_every_n_steps=3"], "do not meet by step 20"),
     (["scheduler.scheduler_total_steps=21"], "scheduler.scheduler_total_steps (21) is more than training.max_steps"),
-    (["scheduler.scheduler_total_steps=19"], None),
+    (["scheduler.scheduler_total_steps=19"], "the learning rate is 0 from step 19 on"),
+    (["scheduler.scheduler_total_steps=19", "scheduler.min_lr_ratio=0.1"], None),
+    (["scheduler.scheduler_total_steps=19", "scheduler.scheduler_type=linear_warmup_then_constant"], None),
 ]
 
 

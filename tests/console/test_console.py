@@ -97,7 +97,7 @@ def test_a_run_that_ends_early_shows_its_last_step_once():
     assert lines[-3:] == [
         "interrupted at step 13: SIGTERM",
         f"attempt {ATTEMPT}",
-        f"pretrain resume --attempt '{ATTEMPT}'",
+        f"next: pretrain resume --attempt '{ATTEMPT}'",
     ]
 
 
@@ -176,7 +176,7 @@ def test_quiet_leaves_only_the_end():
         assert plain(stream.getvalue()).splitlines() == [
             "done at step 25",
             f"attempt {ATTEMPT}",
-            f"pretrain verify-manifest '{ATTEMPT}'",
+            f"next: pretrain verify-manifest '{ATTEMPT}'",
         ]
 
 
@@ -232,7 +232,8 @@ def test_control_characters_in_a_name_do_not_reach_the_terminal():
         (end(), ["pretrain", "verify-manifest", ATTEMPT]),
         (end(verdict="interrupted"), ["pretrain", "resume", "--attempt", ATTEMPT]),
         (end(verdict="storage"), ["pretrain", "resume", "--attempt", ATTEMPT]),
-        (end(verdict="diverged", resumable=False), ["pretrain", "verify-manifest", ATTEMPT]),
+        (end(verdict="diverged", resumable=False), ["cat", f"{ATTEMPT}/outcome.json"]),
+        (end(attempt="-x", verdict="diverged", resumable=False), ["cat", "./-x/outcome.json"]),
         (end(attempt="it's $HOME/`x`\n"), ["pretrain", "verify-manifest", "it's $HOME/`x`\n"]),
         (end(attempt="-rf/attempts/0001"), ["pretrain", "verify-manifest", "./-rf/attempts/0001"]),
     ],

@@ -162,7 +162,8 @@ def test_a_removed_file_is_named(attempt: Path) -> None:
         if name == "manifest.json":
             found = lineage.verify(attempt)
             assert (found.ok, found.sound, found.unfinished, found.manifest_sha256) == (False, True, True, None)
-            assert found.text().endswith("there is no manifest.json: the attempt is unfinished\n")
+            assert "there is no manifest.json: the attempt is unfinished, and `pretrain resume` goes on" in found.text()
+            assert "checked: the checkpoints of steps 0, 2, 4 and the rows they bind\n" in found.text()
         else:
             named(attempt, missing=[name])
         (attempt.parent / "away").rename(attempt / name)
@@ -281,8 +282,10 @@ def test_a_rewritten_manifest_is_found_by_its_expected_hash(attempt: Path) -> No
     found = lineage.verify(attempt, expect_sha256=sha256)
     assert (found.ok, found.changed) == (False, ("manifest.json",))
     assert f"expected SHA-256 {sha256}, found {found.manifest_sha256}" in found.text()
-    with pytest.raises(ConfigError, match="64 lowercase hex digits"):
-        lineage.verify(attempt, expect_sha256="AB" * 32)
+    assert lineage.verify(attempt, expect_sha256=str(found.manifest_sha256).upper()).ok
+    for text in ("ab" * 31, "xy" * 32, ""):
+        with pytest.raises(ConfigError, match="expected 64 hex digits, found"):
+            lineage.verify(attempt, expect_sha256=text)
 
 
 def test_what_a_manifest_says_is_checked_against_the_files(attempt: Path) -> None:
@@ -354,6 +357,8 @@ def test_an_unfinished_attempt_is_sound_but_not_ok(unfinished: Path) -> None:
     assert (found.ok, found.sound, found.unfinished) == (False, True, True)
     assert found.num_files == 6
     assert found.text().startswith(f"{unfinished.resolve()}: unfinished\n")
+    shutil.rmtree(unfinished / "checkpoints")
+    assert "  no checkpoint yet\n" in lineage.verify(unfinished).text()
 
 
 def test_what_the_checkpoints_of_an_unfinished_attempt_bind_is_checked(unfinished: Path) -> None:
@@ -482,6 +487,94 @@ def test_an_unfinished_child_is_checked_against_its_parent(child: tuple[Path, Pa
     forge(bound.parent, bound.name, batch=77)
     found = lineage.verify(folder)
     assert (found.sound, found.unfinished, found.parent_ok) == (False, True, False)
+
+
+@pytest.fixture
+def youngest(original: Path, tmp_path: Path) -> Path:
+    """A finished 0003 that goes on from a checkpoint of 0002, which goes on from one of 0001; both were stopped."""
+    first = Path(shutil.copytree(original, tmp_path / "run" / "attempts" / "0001"))
+    (first / "manifest.json").unlink()
+    folder, number = first, 1
+    for number, step in ((2, 4), (3, 6)):
+        bound = checkpoint.read_record(checkpoint.folder_of(folder, step))
+        parent = Parent(number - 1, "checkpoint", bound.record_sha256)
+        prefix = metrics.verify_prefix(folder / "metrics.jsonl", bound.metrics)
+        folder = attempts.begin_attempt(tmp_path / "run", number, parent, prefix)
+        saved, end = attempts.train(folder, step, step + 2, bound.metrics)
+    attempts.finish(folder, saved, end, parent)
+    return folder
+
+
+def test_a_lineage_is_checked_up_to_the_first_attempt(youngest: Path) -> None:
+    steps = [youngest.parent / "0002/checkpoints/step_00000006", youngest.parent / "0001/checkpoints/step_00000004"]
+    for path in (youngest, youngest / "manifest.json", youngest.parent.parent):
+        found = lineage.verify_lineage(path)
+        assert [one.path for one in found] == [youngest.resolve(), *(step.resolve() for step in steps)]
+        assert all(one.ok for one in found)
+    assert [one.path for one in lineage.verify_lineage(steps[0])] == [steps[0].resolve()]
+    assert lineage.verify_lineage(youngest, "00" * 32)[0].changed == ("manifest.json",)
+    for changed in range(2):
+        shard = steps[changed] / "shard_00000.safetensors"
+        flip(shard, 100)
+        found = lineage.verify_lineage(youngest)
+        assert [one.sound for one in found] == [True, changed != 0, changed != 1]
+        assert found[1 + changed].changed == ("shard_00000.safetensors",)
+        flip(shard, 100)
+
+
+def test_a_record_that_was_rewritten_or_removed_anywhere_in_a_lineage_is_missed(youngest: Path) -> None:
+    record = youngest.parent / "0001/checkpoints/step_00000004/checkpoint.json"
+    content = record.read_bytes()
+    forge(record.parent, record.name, batch=99)
+    for _ in range(2):
+        found = lineage.verify_lineage(youngest)
+        assert [(one.sound, one.missing) for one in found] == [(True, ()), (True, ()), (False, ("checkpoint.json",))]
+        record.unlink(missing_ok=True)
+    record.write_bytes(content)
+    environment = youngest.parent / "0002/environment.json"
+    content = environment.read_bytes()
+    own = checkpoint.read_record(youngest.parent / "0002/checkpoints/step_00000006").record_sha256
+    parent = {"attempt": 2, "kind": "checkpoint", "record_sha256": own}
+    for changed in (b"{}\n", canonical.encode(json.loads(content) | {"parent": parent})):
+        environment.write_bytes(changed)
+        found = lineage.verify_lineage(youngest)
+        assert [one.sound for one in found] == [True, True, False]
+        assert found[-1].changed == ("environment.json",)
+    environment.write_bytes(content)
+    (youngest / "environment.json").write_bytes(b"{}\n")
+    (only,) = lineage.verify_lineage(youngest)
+    assert only.changed == ("environment.json",)
+
+
+def test_a_manifest_that_was_rewritten_is_found_by_an_unfinished_child(child: tuple[Path, Path]) -> None:
+    bound, folder = child
+    if bound.name == "checkpoint.json":
+        return
+    for name in ("manifest.json", ""):
+        forge(bound.parent, bound.name, batch=77) if name else bound.unlink()
+        found = lineage.verify_lineage(folder)
+        assert [one.sound for one in found] == [False, False]
+
+
+def test_a_lineage_ends_where_an_ancestor_is_gone(youngest: Path) -> None:
+    shutil.rmtree(youngest.parent / "0001")
+    assert [one.ok for one in lineage.verify_lineage(youngest)] == [True, True]
+    shutil.rmtree(youngest.parent / "0002/checkpoints/step_00000006")
+    found = lineage.verify_lineage(youngest)
+    assert [one.missing for one in found] == [(), ("checkpoint.json",)]
+    assert (found[0].ok, found[0].parent_ok) == (False, False)
+    shutil.rmtree(youngest.parent / "0002")
+    (only,) = lineage.verify_lineage(youngest)
+    assert (only.ok, only.parent_ok) == (True, None)
+
+
+def test_a_lineage_through_a_manifest(child: tuple[Path, Path]) -> None:
+    bound, folder = child
+    found = lineage.verify_lineage(folder)
+    assert [one.path for one in found] == [folder.resolve(), bound.parent.resolve()]
+    if bound.name == "manifest.json":
+        flip(bound.parent / "metrics.jsonl", 30)
+        assert [one.ok for one in lineage.verify_lineage(folder)] == [True, False]
 
 
 # --- sums ----------------------------------------------------------------------------------------------

@@ -28,14 +28,15 @@ def blocks(text: str, *languages: str) -> list[str]:
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    """Every `pretrain` command in a block, with the words after it up to a redirection."""
+    """Every `pretrain` command in a block, with the words after it up to a redirection or `&`."""
     for path in DOCUMENTS:
         for block in blocks(path.read_text(), "sh", "bash"):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 command = re.search(r"(?:^|srun )pretrain (.*)", line.strip())
                 if command:
                     words = shlex.split(command[1], comments=True)
-                    yield f"{path.name}: {line.strip()}", words[: words.index(">")] if ">" in words else words
+                    ends = [words.index(sign) for sign in (">", "&") if sign in words]
+                    yield f"{path.name}: {line.strip()}", words[: min(ends, default=None)]
 
 
 LINES = dict(command_lines())

@@ -172,6 +172,7 @@ def check_diverged(run: Path, steps: int, skips: int) -> None:
     outcome = json.loads((attempt / "outcome.json").read_text())
     assert (outcome["verdict"], outcome["exit_code"], outcome["step"]) == ("diverged", 4, steps)
     assert outcome["batch"] == steps + skips + 1
+    assert outcome["resume"] is None, "the same data and rules end there again"
     last, folder = checkpoint.list_checkpoints(attempt)[-1]
     record = checkpoint.verify_checkpoint(folder)
     assert outcome["checkpoint"] == {"step": last, "record_sha256": record.record_sha256}
