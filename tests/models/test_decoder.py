@@ -205,7 +205,10 @@ def test_the_head_of_patches_multiplies_in_float32_under_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"width": 10, "heads": 4}, r"model\.heads: 4 does not divide model\.width, 10; choose one of \[1, 2, 5, 10\]"),
+        (
+            {"width": 10, "heads": 4},
+            r"model\.heads: 4 does not divide model\.width, 10, into even sizes; choose one of \[1, 5\]",
+        ),
         ({"width": 12, "heads": 4}, r"model\.heads: 4 heads of model\.width 12 have the odd size 3, .* multiple of 8"),
         ({"heads": 4, "kv_heads": 3}, r"model\.kv_heads: 3 does not divide model\.heads, 4; choose one of \[1, 2, 4\]"),
         ({"heads": 2, "kv_heads": 4}, r"model\.kv_heads: 4 does not divide model\.heads, 2"),
