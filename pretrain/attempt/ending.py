@@ -8,7 +8,7 @@ from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer
-from pretrain.errors import PretrainError, RunInterruptedError, StorageError
+from pretrain.errors import IntegrityError, PretrainError, RunInterruptedError, StorageError
 from pretrain.evidence import manifest, outcome
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
@@ -21,7 +21,12 @@ def publish(
     parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None, reasons: list[str]
 ) -> AttemptResult:
     state, writer = parts.state, parts.writer
-    found = [(step, value, find_record(run_dir, writer.number, step)) for step, value in state.ledger.best]
+    found = []
+    for step, value in state.ledger.best:
+        try:
+            found.append((step, value, find_record(run_dir, writer.number, step)))
+        except IntegrityError as error:  # An ancestor's, damaged since: the run is done all the same, without it.
+            show(parts, Note(kind="warning", text=f"step {step} is not among the best of the manifest: {error}"))
     newest = writer.saved[state.step]
     record = manifest.build_manifest(
         writer.folder,

@@ -1,10 +1,12 @@
 """What a child attempt goes on from: the parent found, verified and read before anything is created."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import RunConfig, load
+from pretrain import files
+from pretrain.config import RunConfig, parse
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import canonical, checkpoint, manifest, metrics, namespace, verification
 from pretrain.evidence.checkpoint import CheckpointRecord
@@ -17,7 +19,8 @@ class Origin:
     """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
 
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
-    one where that died before its first checkpoint. finished: the manifest when the named attempt is done.
+    one where that died before its first checkpoint. finished: the manifest when the named attempt is done. passed_over:
+    what lies there of newer checkpoints and is none, for a person to know.
     """
 
     number: int
@@ -29,6 +32,7 @@ class Origin:
     record: CheckpointRecord | None
     finished: Manifest | None
     manifest_sha256: str | None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -44,27 +48,43 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
     what does not verify. expect_sha256: the hash that the manifest, or the checkpoint record, must have.
     """
     named = namespace.attempt_folder(run_dir, number)
+    environment = namespace.read_environment(named)
     try:
-        config = load(named / namespace.CONFIG, [])
+        config = parse(namespace.read_config(named, environment), str(named / namespace.CONFIG))
     except ConfigError as error:
         raise IntegrityError(f"{named}: its config.yaml cannot be read back: {error}") from error
-    environment = namespace.read_environment(named)
     finished, manifest_sha256 = _manifest(named)
     folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
     if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
         found = parent.record_sha256 if parent is not None else "no record at all"
         raise IntegrityError(f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}")
+    passed_over = _passed_over(folder, step)
     if parent is None:
-        return Origin(number, config, environment, named, None, None, None, None, None)
+        return Origin(number, config, environment, named, None, None, None, None, None, passed_over)
     place = checkpoint.folder_of(folder, step)
     record = checkpoint.read_record(place)  # its files are verified while they are loaded
     for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
         pass
-    return Origin(number, config, environment, folder, parent, place, record, finished, manifest_sha256)
+    return Origin(number, config, environment, folder, parent, place, record, finished, manifest_sha256, passed_over)
+
+
+def _passed_over(folder: Path, step: int) -> tuple[str, ...]:
+    """Say of what lies beside the checkpoints and is none: a save that a kill cut short, or a record that is gone."""
+    place = folder / "checkpoints"
+    if place.is_symlink():
+        raise IntegrityError(f"{place}: expected a folder, found a symlink")
+    if not place.is_dir():
+        return ()
+    known = {found.name for _, found in checkpoint.list_checkpoints(folder)}
+    return tuple(
+        f"{place / name} has no record: its save was cut short, or the record is gone; going on from step {step}"
+        for name, kind in files.walk(place)
+        if "/" not in name and kind in ("folder", "link") and name not in known
+    )
 
 
 def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
-    if not (folder / namespace.MANIFEST).exists():
+    if not os.path.lexists(folder / namespace.MANIFEST):
         return None, None
     report = verification.verify_attempt(folder)
     if not report.ok:

@@ -10,7 +10,7 @@ import torch
 from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
-from pretrain.errors import IntegrityError
+from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
@@ -35,6 +35,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
+    _check_places(config)
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
     sensors = _open_sensors(config, device, sinks)
@@ -52,6 +53,19 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
         identity=identity_sha256(config, data.hashes()),
         environment=environment.describe(device, config.training.deterministic),
     )
+
+
+def _check_places(config: RunConfig) -> None:
+    """Refuse a run that would write where it reads: below its own data, or a CSV among the records of its attempts."""
+    run_dir = Path(config.run.dir).resolve()
+    for kind, domains in (("train", config.data.train), ("validation", config.data.validation)):
+        for name, choice in domains.items():
+            path = getattr(choice.settings, "path", None)
+            if path is not None and Path(path).is_dir() and run_dir.is_relative_to(Path(path).resolve()):
+                raise ConfigError(f"run.dir: {run_dir} lies in data.{kind}.{name}.path, {path}, and would become data")
+    csv = Path(config.telemetry.csv_log_path)
+    if csv.is_absolute() and csv.resolve().is_relative_to(run_dir / "attempts"):
+        raise ConfigError(f"telemetry.csv_log_path: {csv} lies among the attempts of this run; choose another folder")
 
 
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:
@@ -88,6 +102,8 @@ def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
     told = dict(origin.environment)
     determinism = dict(told["determinism"])
     reasons = list(determinism.pop("reasons", []))
+    for name in ("config_sha256", "environment_sha256"):  # of the file, not of the surroundings
+        determinism.pop(name, None)
     told["determinism"] = determinism
     return reasons + [reason for reason in environment.differences(told, prepared.environment) if reason not in reasons]
 

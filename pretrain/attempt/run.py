@@ -13,7 +13,7 @@ from pretrain.attempt.origin import Origin, find_origin
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
-from pretrain.config import RunConfig, RunSettings, resumed, to_yaml, warnings
+from pretrain.config import RunConfig, RunSettings, parse, resumed, to_yaml, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
@@ -63,6 +63,7 @@ def resume_attempt(
         with stop.interrupting():
             origin = find_origin(run_dir, number, expect_sha256)
             config = replace(resumed(origin.config, overrides), run=RunSettings(dir=str(run_dir)))
+            _check_readable(config)
             if origin.finished is not None and config.training.max_steps <= origin.finished.step:
                 return _nothing_to_do(run_dir, origin, sinks)
             prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks)
@@ -75,6 +76,9 @@ def resume_attempt(
             text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
+        for text in origin.passed_over:
+            for sink in sinks:
+                sink.emit(Note(kind="warning", text=text))
         child = newest + 1
         return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks)
 
@@ -84,6 +88,16 @@ def _refuse_unusable(run_dir: Path) -> None:
     nearest = next(place for place in (run_dir, *run_dir.parents) if os.path.lexists(place) or place == place.parent)
     if not nearest.is_dir():
         raise ConfigError(f"run.dir: {nearest} is no folder; choose another run.dir")
+
+
+def _check_readable(config: RunConfig) -> None:
+    """Refuse a run that was moved to a path which its own config.yaml could not say."""
+    try:
+        same = parse(to_yaml(config), "config.yaml") == config
+    except (ConfigError, UnicodeError):
+        same = False
+    if not same:
+        raise ConfigError(f"run.dir: {config.run.dir!r} cannot stand in a config.yaml; move the run to a plainer path")
 
 
 def _refuse_old_run(run_dir: Path) -> None:
@@ -161,14 +175,18 @@ def _create(
     reasons: list[str],
 ) -> Path:
     described = {**prepared.environment}
+    config = to_yaml(prepared.config).encode()
     described["determinism"] = {**described["determinism"], "reasons": reasons}
-    record = namespace.environment_record(
-        attempt=number, parent=parent, data=prepared.data.records, tokenizer_sha256=None, **described
+    record = namespace.bound(
+        namespace.environment_record(
+            attempt=number, parent=parent, data=prepared.data.records, tokenizer_sha256=None, **described
+        ),
+        config,
     )
     prefix: Iterable[bytes] = ()
     if origin is not None and origin.record is not None:
         prefix = metrics.verify_prefix(origin.folder / metrics.NAME, origin.record.metrics)
-    return namespace.create(run_dir, number, to_yaml(prepared.config).encode(), record, prefix)
+    return namespace.create(run_dir, number, config, record, prefix)
 
 
 def _parts(

@@ -173,6 +173,8 @@ def _paths(config: RunConfig) -> Iterator[str]:
             "telemetry.csv_log_path must be a plain file name, which lies in the attempt's folder, or an "
             f"absolute path; found {written!r}"
         )
+    elif path.name.startswith(".") or "\\" in path.name:
+        yield f"telemetry.csv_log_path must not begin with a point or hold a backslash; found {written!r}"
     for key, value in (("run.dir", folder), ("telemetry.csv_log_path", written)):
         if value.startswith("~"):
             yield f"{key} begins with ~, which is not your home folder here; write {value!r} out"

@@ -51,7 +51,7 @@ class TrainingSettings:
     batch_size: int = limited(16, at_least=1)
     gradient_accumulation_steps: int = limited(1, at_least=1)
     grad_clip_max_norm: float | None = limited(1.0, above=0)
-    threads: int | None = limited(None, at_least=1)
+    threads: int | None = limited(None, at_least=1, at_most=1024)
     deterministic: bool = True
 
 

@@ -1,5 +1,6 @@
 """The attempts of a run: where they are, how one is born, and what a path on the command line means."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ MANIFEST = "manifest.json"
 ATTEMPTS = "attempts"
 LOCK = "run.lock"
 
+_CONFIG_LIMIT = 1 << 20  # bytes
 _NUMBER = re.compile(r"[0-9]{4,9}")
 _DATA_FIELDS = ("domain", "path", "bytes", "sha256", "windows", "remainder")
 _FIELDS = (
@@ -82,11 +84,41 @@ def environment_record(
     return _checked_environment(record, ENVIRONMENT)
 
 
+def bound(record: Mapping[str, Any], config: bytes) -> dict[str, Any]:
+    """The environment record with the SHA-256 of config.yaml, and of itself, among its `determinism`.
+
+    So that a flipped bit in either is found before a checkpoint or a manifest binds them.
+    """
+    inner = {**record["determinism"], "config_sha256": hashlib.sha256(config).hexdigest()}
+    whole = {**record, "determinism": inner}
+    return {**whole, "determinism": {**inner, "environment_sha256": _digest(whole)}}
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    inner = {name: value for name, value in record["determinism"].items() if name != "environment_sha256"}
+    return hashlib.sha256(canonical.encode({**record, "determinism": inner})).hexdigest()
+
+
 def read_environment(attempt: Path) -> dict[str, Any]:
-    """The environment record of an attempt folder. Raises IntegrityError."""
+    """The environment record of an attempt folder. Raises IntegrityError, also where it was altered."""
     path = attempt / ENVIRONMENT
     data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
-    return _checked_environment(canonical.parse(data, str(path)), str(path))
+    record = _checked_environment(canonical.parse(data, str(path)), str(path))
+    if record["determinism"].get("environment_sha256") not in (None, _digest(record)):
+        raise IntegrityError(f"{path}: its environment_sha256 is not the digest of the record; it was altered")
+    return record
+
+
+def read_config(attempt: Path, environment: Mapping[str, Any]) -> str:
+    """The text of an attempt's config.yaml. Raises IntegrityError where it is not the one that was bound."""
+    path = attempt / CONFIG
+    data = files.read_regular(path, limit=_CONFIG_LIMIT)
+    if environment["determinism"].get("config_sha256") not in (None, hashlib.sha256(data).hexdigest()):
+        raise IntegrityError(f"{path}: is not the file that {ENVIRONMENT} binds by config_sha256; it was altered")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise IntegrityError(f"{path}: is not UTF-8: {error}") from error
 
 
 def _checked_environment(value: Any, where: str) -> dict[str, Any]:

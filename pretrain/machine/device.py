@@ -24,6 +24,7 @@ def set_determinism(deterministic: bool, threads: int | None) -> int:
     """Fix thread count and algorithms before anything is computed; return the number of threads in use."""
     if threads is not None:
         torch.set_num_threads(threads)
+    _check_openmp(torch.get_num_threads())
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(deterministic)
@@ -33,6 +34,15 @@ def set_determinism(deterministic: bool, threads: int | None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     return torch.get_num_threads()
+
+
+def _check_openmp(threads: int) -> None:
+    """Refuse settings under which oneDNN gives wrong products: it counts on every thread that PyTorch announces."""
+    dynamic, limit = os.environ.get("OMP_DYNAMIC", ""), os.environ.get("OMP_THREAD_LIMIT", "")
+    if threads > 1 and dynamic.lower() in ("true", "1"):
+        raise ConfigError("OMP_DYNAMIC: with it bfloat16 products are wrong on several threads; unset it")
+    if limit.isdigit() and int(limit) < threads:
+        raise ConfigError(f"OMP_THREAD_LIMIT: {limit} is less than training.threads, {threads}; raise or unset it")
 
 
 def bytes_in_use(device: torch.device) -> int | None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "numpy", "safetensors")
+# Variables by which the libraries choose their kernels, and with them the last bits.
+ARITHMETIC = ("MKL_", "ONEDNN_", "DNNL_", "OMP_", "KMP_", "GOMP_", "ATEN_", "NVIDIA_TF32_OVERRIDE", "CUBLAS_", "TORCH_")
 
 
 def describe(device: torch.device, deterministic: bool) -> dict[str, Any]:
@@ -25,6 +27,7 @@ def describe(device: torch.device, deterministic: bool) -> dict[str, Any]:
             "deterministic_algorithms": deterministic,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(ARITHMETIC)},
             "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         },
     }

@@ -29,8 +29,8 @@ class DecoderSettings:
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers).
     """
 
-    width: int = limited(64, at_least=2)
-    layers: int = limited(2, at_least=1)
+    width: int = limited(64, at_least=2, at_most=1 << 17)
+    layers: int = limited(2, at_least=1, at_most=4096)
     heads: int = limited(4, at_least=1)
     kv_heads: int = limited(4, at_least=1)
     ffn_width: int | None = limited(None, at_least=1)

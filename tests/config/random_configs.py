@@ -102,7 +102,7 @@ def texts(draw: Any) -> str:
     tree["validation"]["rank_by"] = draw(
         st.sampled_from(["mean", *(tree["data"]["validation"] or tree["data"]["train"])])
     )
-    tree["telemetry"]["csv_log_path"] += ".csv"
+    tree["telemetry"]["csv_log_path"] = tree["telemetry"]["csv_log_path"].replace("\\", "_") + ".csv"
     if "decay_ratio" in tree["scheduler"]:
         tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
     return text_of({section: tree[section] for section in SECTIONS})

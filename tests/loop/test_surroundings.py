@@ -1,0 +1,93 @@
+"""What lies around a run: files that nothing else binds yet, the places it writes to, the switches of the machine."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import ConfigError, IntegrityError
+from pretrain.machine.signals import StopRequest
+from tests.tiny import Recorder, go_on, resume_attempt, tiny, train
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    assert train(tiny(folder), 6).verdict == "interrupted"
+    return folder
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
+def test_a_flipped_bit_in_an_unfinished_attempt_is_refused(stopped: Path, tmp_path: Path, name: str):
+    run = tmp_path / "run"
+    shutil.copytree(stopped / "run", run)
+    path = run / "attempts/0001" / name
+    content = path.read_bytes()
+    for bit in random.Random(7).sample(range(8 * len(content)), 60):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError, match=name):
+            go_on(run)
+    path.write_bytes(content)
+    assert not (run / "attempts/0002").exists()
+    assert go_on(run).verdict == "done"
+
+
+def test_a_switch_of_the_arithmetic_is_told(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = tmp_path / "run"
+    shutil.copytree(stopped / "run", run)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    with pytest.raises(ConfigError, match="MKL_CBWR"):
+        go_on(run, require_bit_exact=True)
+    assert go_on(run).verdict == "done"
+    manifest = json.loads((run / "attempts/0002/manifest.json").read_text())
+    assert manifest["bit_exact"] is False
+    assert any("MKL_CBWR" in reason for reason in manifest["reasons"])
+
+
+def test_settings_under_which_products_are_wrong_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "0")
+    with pytest.raises(ConfigError, match=r"OMP_THREAD_LIMIT: 0 is less than training.threads, 1"):
+        train(tiny(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_below_its_own_data_is_refused(tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("abc " * 500)
+    override = f"data.train.letters.path={tmp_path / 'texts'}"
+    with pytest.raises(ConfigError, match="would become data"):
+        train(tiny(tmp_path, "text", override, run="texts/runs/a"))
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a.txt"]
+
+
+def test_a_csv_among_the_attempts_is_refused(stopped: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(stopped / "run", run)
+    with pytest.raises(ConfigError, match="lies among the attempts"):
+        go_on(run, f"telemetry.csv_log_path={run}/attempts/0001/telemetry.csv")
+
+
+def test_a_damaged_best_of_an_ancestor_does_not_keep_a_run_from_its_end(tmp_path: Path):
+    best = ("checkpoint.num_best_checkpoints=3", "checkpoint.max_rolling_checkpoints=1")
+    train(tiny(tmp_path, "text", *best), 9)
+    record = tmp_path / "run/attempts/0001/checkpoints/step_00000004/checkpoint.json"
+    record.write_bytes(record.read_bytes().replace(b'"step":4', b'"step":5'))
+    stop = StopRequest()
+    screen = Recorder()
+    result = resume_attempt(tmp_path / "run", [], stop, [screen])
+    assert result.verdict == "done"
+    assert any("step 4 is not among the best" in getattr(event, "text", "") for event in screen.events)
+
+
+def test_a_folder_without_its_record_is_said_to_be_passed_over(stopped: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(stopped / "run", run)
+    shutil.copytree(run / "attempts/0001/checkpoints/step_00000004", run / "attempts/0001/checkpoints/step_00000099")
+    (run / "attempts/0001/checkpoints/step_00000099/checkpoint.json").unlink()
+    screen = Recorder()
+    assert resume_attempt(run, [], StopRequest(), [screen]).verdict == "done"
+    assert any("step_00000099 has no record" in getattr(event, "text", "") for event in screen.events)
