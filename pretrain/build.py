@@ -1,6 +1,6 @@
 """From a config to the objects of a run: data, task, model, optimizer, schedule and the state that holds them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -23,13 +23,18 @@ class RunData:
     """The windows to train on, the validation sets by domain, and what is on record about their files.
 
     held_out: false when the config names no validation data, so that the training windows are validated on, and
-    when a validation set shares a part of the same bytes with a training set.
+    when a validation set shares a file with a training set, unless both cut the same files into parts that are apart.
     """
 
     train: Windows
     validation: Mapping[str, Windows]
     held_out: bool
     records: tuple[dict[str, Any], ...]
+
+    def check_unchanged(self) -> None:
+        """Raise DataError when a file is no longer what was hashed: what is read from it now is not on record."""
+        for windows in (self.train, *self.validation.values()):
+            windows.check_unchanged()
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of each domain's data by `train.NAME` or `validation.NAME`."""
@@ -54,7 +59,7 @@ def build_data(config: RunConfig) -> RunData:
     return RunData(
         train=Concatenation(list(train.values())) if len(train) > 1 else next(iter(train.values())),
         validation=held_out or train,
-        held_out=bool(held_out) and not _overlaps(config, {record["domain"]: record["sha256"] for record in records}),
+        held_out=bool(held_out) and not _overlaps(train.values(), held_out.values()),
         records=tuple(records),
     )
 
@@ -96,14 +101,10 @@ def _open(config: RunConfig, name: str, choice: Choice[Any]) -> Windows:
     return windows
 
 
-def _overlaps(config: RunConfig, hashes: Mapping[str, str]) -> bool:
-    """Whether some validation domain reads a part of the same data as some training domain."""
-    for name, held in config.data.validation.items():
-        for other, trained in config.data.train.items():
-            (begin, end), (first, last) = held.settings.span, trained.settings.span
-            if hashes[f"validation.{name}"] == hashes[f"train.{other}"] and begin < last and first < end:
-                return True
-    return False
+def _overlaps(train: Iterable[Windows], validation: Iterable[Windows]) -> bool:
+    """Whether some validation domain may hold a part of the same data as some training domain."""
+    trained = [part for windows in train for part in windows.parts]
+    return any(part.overlaps(other) for windows in validation for part in windows.parts for other in trained)
 
 
 def _record(domain: str, windows: Windows) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class LoopParts:
     rows: RowMaker
     sinks: Sequence[Sink]
     stop: StopRequest
+    check_data: Callable[[], None]
     last_durable_step: int
     results: dict[str, DomainResult]
 
@@ -163,8 +164,12 @@ def finish_step(parts: LoopParts) -> None:
 
 
 def save(parts: LoopParts) -> None:
-    """Save everything of RunState; once it is durable, remove the checkpoints that the retention lets go."""
+    """Save everything of RunState; once it is durable, remove the checkpoints that the retention lets go.
+
+    Raises DataError when the data is no longer what the run is bound to: nothing is saved of what it led to.
+    """
     config, state, writer = parts.config, parts.state, parts.writer
+    parts.check_data()
     writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
     parts.last_durable_step = state.step
     writer.event("saved", state.step)

@@ -42,6 +42,7 @@ def publish(
         best=[Best(step, value, sha256) for step, value, sha256 in found if sha256 is not None],
         metrics_cursor=writer.cursor,
     )
+    parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     sha256 = manifest.publish_manifest(writer.folder, record)
     show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step))

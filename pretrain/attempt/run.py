@@ -210,6 +210,7 @@ def _parts(
         rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device),
         sinks=sinks,
         stop=stop,
+        check_data=prepared.data.check_unchanged,
         last_durable_step=durable_step,
         results={},
     )

@@ -4,6 +4,7 @@ import os
 import stat
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,17 @@ _SCAN_BYTES = 4 << 20
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a stat says of a file: equal as long as nobody writes to it or puts another in its place."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
 class ByteSource(Protocol):
     """A fixed string of bytes that can be read from any offset, from several threads at once."""
 
@@ -31,6 +43,9 @@ class ByteSource(Protocol):
 
     def read_into(self, offset: int, buffer: NDArray[np.uint8]) -> None:
         """Fill the contiguous 1-D `buffer` from `offset`. Raises DataError at the end of the file."""
+
+    def check_unchanged(self) -> None:
+        """Raise DataError when the file is no longer the one that was hashed, by what a stat says."""
 
 
 class MemoryBytes:
@@ -44,12 +59,16 @@ class MemoryBytes:
         """See `ByteSource.read_into`."""
         buffer[:] = self._content[offset : offset + len(buffer)]
 
+    def check_unchanged(self) -> None:
+        """Nothing can change it."""
+
 
 class FileBytes:
-    """A regular file, hashed when it is opened and held to that size and identity afterwards."""
+    """A regular file, hashed when it is opened and held to what a stat said of it then."""
 
     def __init__(self, path: Path, *, keep_open: bool = True) -> None:
         """Raises DataError when `path` is missing, a link or no regular file, StorageError on I/O errors."""
+        before = _look(path)
         try:
             published = hash_file(path)
         except IntegrityError as error:
@@ -57,30 +76,48 @@ class FileBytes:
         self.path = path
         self.file = SourceFile(str(path), published.bytes, published.sha256)
         fd = _open(path)
-        found = os.fstat(fd)
-        self._identity = (found.st_dev, found.st_ino, found.st_size)
+        self._seen = _seen(os.fstat(fd))
         self._fd: int | None = None
         if keep_open:
             self._fd = fd
             weakref.finalize(self, os.close, fd)
         else:
             os.close(fd)
-        if found.st_size != published.bytes:
-            raise DataError(f"{path}: changed from {published.bytes} to {found.st_size} bytes while it was opened")
+        if self._seen != before or self._seen.size != published.bytes:
+            raise DataError(f"{path}: was written to or replaced while it was hashed; start again when it is complete")
 
     def read_into(self, offset: int, buffer: NDArray[np.uint8]) -> None:
-        """See `ByteSource.read_into`; also raises DataError when another file has taken the name."""
+        """See `ByteSource.read_into`; also raises DataError when a file that is not kept open has changed."""
         if self._fd is not None:
             self._fill(self._fd, offset, buffer)
             return
         fd = _open(self.path)
         try:
-            found = os.fstat(fd)
-            if (found.st_dev, found.st_ino, found.st_size) != self._identity:
-                raise DataError(f"{self.path}: replaced by another file since this run opened it")
+            self._compare(_seen(os.fstat(fd)))
             self._fill(fd, offset, buffer)
         finally:
             os.close(fd)
+
+    def check_unchanged(self) -> None:
+        """See `ByteSource.check_unchanged`."""
+        # By name, not by descriptor: a name that still leads to the hashed inode leads to what is read, too.
+        self._compare(_look(self.path))
+
+    def _compare(self, now: "_Seen | None") -> None:
+        if now == self._seen:
+            return
+        if now is None:
+            found = "removed"
+        elif (now.device, now.inode) != (self._seen.device, self._seen.inode):
+            found = "replaced by another file"
+        elif now.size != self._seen.size:
+            found = f"changed from {self._seen.size} to {now.size} bytes"
+        else:
+            found = "written to, or its attributes were changed,"
+        raise DataError(
+            f"{self.path}: {found} since this run hashed it (SHA-256 {self.file.sha256[:16]}...); "
+            "put the file back as it was, then resume from the last checkpoint"
+        )
 
     def blocks(self, begin: int, end: int, multiple: int = 1) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield (offset, bytes) over [begin, end) in blocks of whole `multiple`s; the buffer is reused."""
@@ -122,6 +159,20 @@ def files_below(folder: Path) -> list[Path]:
                 f"{'a symlink' if kind == 'link' else 'a special file'}; move it away, or name one file"
             )
     return [folder / relative for relative, kind in found if kind == "file"]
+
+
+def _seen(found: os.stat_result) -> _Seen:
+    return _Seen(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _look(path: Path) -> _Seen | None:
+    """Stat the name itself; None when there is nothing under it."""
+    try:
+        return _seen(os.stat(path, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be looked at: {error.strerror or error}") from error
 
 
 def _advice(path: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from pretrain.data.recording import Reading, Recording
 from pretrain.data.recordings import open_recordings
-from pretrain.data.windows import Indices, checked_span, checked_stride, count_windows, cut
+from pretrain.data.windows import Indices, Part, checked_span, checked_stride, count_windows, cut
 from pretrain.errors import DataError
 from pretrain.registry import limited
 
@@ -55,7 +55,7 @@ def build_iq(settings: IqSettings, *, sequence_length: int, stride: int | None, 
                 "widen it, or set `split: contiguous`"
             )
         recordings, span = recordings[begin:end], (0.0, 1.0)
-    return IqWindows(settings.path, recordings, span, sequence_length, stride)
+    return IqWindows(settings.path, recordings, settings.split, span, sequence_length, stride)
 
 
 class IqWindows:
@@ -65,14 +65,29 @@ class IqWindows:
         self,
         path: str,
         recordings: list[Recording],
+        split: str,
         span: tuple[float, float],
         sequence_length: int,
         stride: int,
     ) -> None:
-        """Raises DataError when no segment holds a window within the span."""
+        """The `span` cuts every recording; `split` says how they were chosen.
+
+        Raises DataError when no segment holds a window within the span.
+        """
         self.kind: Literal["tokens", "complex"] = "complex"
         self.vocabulary: int | None = None
         self.files = tuple(file for recording in recordings for file in recording.files)
+        # Other datatypes cut the same bytes elsewhere, so they are a part of how the files are cut.
+        self.parts = (
+            Part(
+                files=tuple(file.sha256 for file in self.files),
+                data=frozenset(recording.data.file.sha256 for recording in recordings),
+                split=(split, *(recording.format.name for recording in recordings)),
+                begin=span[0],
+                end=span[1],
+            ),
+        )
+        self._data = [recording.data for recording in recordings]
         self.remainder = 0
         self._length, self._stride = sequence_length, stride
         self._runs: list[_Run] = []
@@ -125,6 +140,11 @@ class IqWindows:
         """Return the data file and the byte that the window begins at."""
         recording, offset = self._place(index)
         return recording.data.file.path, offset
+
+    def check_unchanged(self) -> None:
+        """See `Windows.check_unchanged`; metadata beside the samples was read once and is not looked at again."""
+        for data in self._data:
+            data.check_unchanged()
 
     def _place(self, index: int) -> tuple[Recording, int]:
         number = bisect_right(self._starts, index) - 1

@@ -87,21 +87,38 @@ def checked_channel(path: Path, channels: int, channel: int | None) -> int:
     return channel
 
 
-def check_finite(recording: Recording) -> None:
-    """Look at every sample that is stored as a float. Raises DataError at the first that is not finite."""
-    if not recording.format.floating:
-        return
+def check_samples(recording: Recording) -> None:
+    """Raises DataError at the first sample that is not finite, and for a recording of nothing but zeros.
+
+    Every sample that is stored as a float is looked at, integers up to the first block that is not silent.
+    """
+    silent = True
     for segment in recording.segments:
         end = segment.offset + segment.samples * recording.frame_bytes
         for offset, block in recording.data.blocks(segment.offset, end, recording.frame_bytes):
             samples = recording.decode(block)
-            finite = np.isfinite(samples)
-            if finite.all():
+            silent = silent and not samples.any()
+            if not recording.format.floating:
+                if not silent:
+                    return
                 continue
-            within = int(np.argmin(finite))
-            at = offset + within * recording.frame_bytes
-            number = segment.first + (at - segment.offset) // recording.frame_bytes
-            raise DataError(
-                f"{recording.data.path}: sample {number} at byte {at} has I {samples[within].real} and "
-                f"Q {samples[within].imag}; expected finite 32-bit values: cut the recording there, or mend it"
-            )
+            finite = np.isfinite(samples)
+            if not finite.all():
+                raise _not_finite(recording, segment, offset, samples, int(np.argmin(finite)))
+    if silent:
+        where = f" of channel {recording.channel}" if recording.channels > 1 else ""
+        raise DataError(
+            f"{recording.data.path}: all {recording.samples} samples{where} are zero; expected a recording with "
+            "power in it: move it away, or record again"
+        )
+
+
+def _not_finite(
+    recording: Recording, segment: Segment, offset: int, samples: NDArray[np.complex64], within: int
+) -> DataError:
+    at = offset + within * recording.frame_bytes
+    number = segment.first + (at - segment.offset) // recording.frame_bytes
+    return DataError(
+        f"{recording.data.path}: sample {number} at byte {at} has I {samples[within].real} and "
+        f"Q {samples[within].imag}; expected finite 32-bit values: cut the recording there, or mend it"
+    )

@@ -1,6 +1,7 @@
 """Opens IQ recordings by path: a raw file, a SigMF pair, a `.npy` array, or a folder of them."""
 
 import os
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pretrain.data.recording import (
     Reading,
     Recording,
     Segment,
-    check_finite,
+    check_samples,
     checked_channel,
     whole_samples,
 )
@@ -26,13 +27,25 @@ _NPY_READERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool,
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+# A header is a Python literal: what numpy, `ast` and `tokenize` raise at one that is damaged, too deep or hostile.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    RecursionError,
+    MemoryError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)
 
 
 def open_recordings(path: str, reading: Reading) -> list[Recording]:
     """Open the recording at `path`, or every one below the folder `path`, sorted by relative path.
 
-    In a folder, files that are no recordings by their suffix are left alone. Every file is hashed, and every
-    sample that is stored as a float is looked at. Raises DataError naming the file and the offset.
+    In a folder, files that are no recordings by their suffix are left alone. Every file is hashed, and its
+    samples pass `check_samples`. Raises DataError naming the file and the offset.
     """
     if not os.path.isdir(path) or os.path.islink(path):
         return [_open_one(Path(path), reading, keep_open=True)]
@@ -65,7 +78,7 @@ def _open_one(path: Path, reading: Reading, *, keep_open: bool) -> Recording:
         recording = _open_npy(path, reading, keep_open)
     else:
         recording = _open_raw(path, reading, keep_open)
-    check_finite(recording)
+    check_samples(recording)
     return recording
 
 
@@ -112,6 +125,6 @@ def _npy_header(path: Path) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
             if version not in _NPY_READERS:
                 raise ValueError(f"version {version} of the format is not one for plain numbers")
             shape, fortran, dtype = _NPY_READERS[version](file)
-        except (ValueError, SyntaxError, TypeError) as error:
-            raise DataError(f"{path}: expected a .npy array: {error}") from error
+        except _UNREADABLE as error:
+            raise DataError(f"{path}: expected a .npy array: {str(error) or type(error).__name__}") from error
         return file.tell(), shape, fortran, dtype

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pretrain.data.signals import CLASSES, rotate, waveform, white_noise
-from pretrain.data.windows import Indices, SourceFile, checked_span, checked_stride, cut
+from pretrain.data.windows import Indices, Part, SourceFile, checked_span, checked_stride, cut
 from pretrain.errors import DataError
 from pretrain.registry import limited
 
@@ -47,7 +47,7 @@ def build_synthetic(
 ) -> "SyntheticWindows":
     """Return the windows of the domain `name`; each is its own signal, so there is nothing to stride over.
 
-    Domains with the same settings and seed share one sequence of windows, of which each takes its span.
+    Domains with the same signals and seed share one sequence of windows, of which each takes its span.
     Raises DataError for a span without a window and for ranges that are none.
     """
     span = checked_span(name, settings.span)
@@ -77,6 +77,8 @@ class SyntheticWindows:
         self._begin, self._windows = begin, end - begin
         description = _description(settings, sequence_length, seed)
         self.files = (SourceFile(NAME, len(description), sha256(description).hexdigest()),)
+        digest = self.files[0].sha256
+        self.parts = (Part((digest,), frozenset((digest,)), ("windows",), begin, end),)
         self._kept: NDArray[np.complex64] | None = None
         if self._windows * sequence_length * 8 <= _KEPT_BYTES:
             self._kept = self._made(range(self._windows))
@@ -100,6 +102,9 @@ class SyntheticWindows:
     def identify(self, index: int) -> tuple[str, int]:
         """Return the source's name and where the window would begin in a file of all `windows` of them."""
         return NAME, (self._begin + index) * self._length * 8
+
+    def check_unchanged(self) -> None:
+        """Nothing can change: the windows are made."""
 
     def _draw(self, index: int, rng: np.random.Generator) -> tuple[str, float, int]:
         """Class, SNR and samples per symbol; `rng` is left in the window's own stream, past the last two."""
@@ -150,7 +155,10 @@ def _turn_to(rng: np.random.Generator, seed: int, number: int) -> None:
 
 
 def _description(settings: SyntheticSettings, sequence_length: int, seed: int) -> bytes:
-    """The canonical JSON that stands for the data: all that the windows depend on, except for the span."""
+    """The canonical JSON that stands for the data: all that a window of a given index depends on.
+
+    Neither the number of windows nor the span is among it: they choose windows and change none.
+    """
     fields = {
         "source": NAME,
         "generator": 1,
@@ -158,8 +166,7 @@ def _description(settings: SyntheticSettings, sequence_length: int, seed: int) -
         "sequence_length": sequence_length,
         "classes": list(settings.classes),
         "samples_per_symbol": list(settings.samples_per_symbol),
-        "snr_db": list(settings.snr_db),
-        "carrier_offset": settings.carrier_offset,
-        "windows": settings.windows,
+        "snr_db": [float(edge) for edge in settings.snr_db],
+        "carrier_offset": float(settings.carrier_offset),
     }
     return (json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()

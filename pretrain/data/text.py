@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pretrain.data.byte_source import KEEP_OPEN, ByteSource, FileBytes, MemoryBytes, files_below
-from pretrain.data.windows import Indices, checked_span, checked_stride, count_windows, cut
+from pretrain.data.windows import Indices, Part, checked_span, checked_stride, count_windows, cut
 from pretrain.errors import DataError
 from pretrain.registry import limited
 
@@ -58,6 +58,9 @@ class TextWindows:
         self.kind: Literal["tokens", "complex"] = "tokens"
         self.vocabulary: int | None = VOCABULARY
         self.files = tuple(document.file for document in documents)
+        hashes = tuple(file.sha256 for file in self.files)
+        data = frozenset(file.sha256 for file in self.files if file.bytes)
+        self.parts = (Part(hashes, data, ("tokens",), *span),)
         self._documents = documents
         self._starts = list(accumulate((file.bytes + len(SEPARATOR) for file in self.files), initial=0))
         tokens = self._starts.pop() - len(SEPARATOR)
@@ -102,6 +105,11 @@ class TextWindows:
         begin = self._begin + index * self._stride
         number = bisect_right(self._starts, begin) - 1
         return self.files[number].path, begin - self._starts[number]
+
+    def check_unchanged(self) -> None:
+        """See `Windows.check_unchanged`."""
+        for document in self._documents:
+            document.check_unchanged()
 
 
 def _open_documents(path: str, name: str) -> list[ByteSource]:

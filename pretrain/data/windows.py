@@ -23,6 +23,31 @@ class SourceFile:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one domain takes of its files, so that two domains can be asked whether they share data.
+
+    files: the SHA-256 of every file, in order.
+    data: the SHA-256 of the files that hold data themselves and are not empty.
+    split: how `begin` and `end` cut the files; only parts with equal `files` and `split` can be compared by them.
+    begin, end: the span [begin, end), as fractions or as numbers of windows.
+    """
+
+    files: tuple[str, ...]
+    data: frozenset[str]
+    split: tuple[str, ...]
+    begin: float
+    end: float
+
+    def overlaps(self, other: "Part") -> bool:
+        """Whether both may hold the same data: files in common that are cut in two ways count as shared."""
+        if self.data.isdisjoint(other.data):
+            return False
+        if (self.files, self.split) != (other.files, other.split):
+            return True
+        return self.begin < other.end and other.begin < self.end
+
+
 class Windows(Protocol):
     """A fixed sequence of windows of one length, in the order of the data; several threads may read it."""
 
@@ -37,6 +62,10 @@ class Windows(Protocol):
     @property
     def files(self) -> tuple[SourceFile, ...]:
         """Every file that the windows depend on."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What each domain takes of its files, for one domain after the other."""
 
     @property
     def remainder(self) -> int:
@@ -55,6 +84,12 @@ class Windows(Protocol):
 
     def identify(self, index: int) -> tuple[str, int]:
         """Return the path of the file that the window begins in and the byte offset of its first element."""
+
+    def check_unchanged(self) -> None:
+        """Raise DataError naming a file that was written to, replaced or removed since it was hashed.
+
+        It costs a stat per file and reads nothing.
+        """
 
 
 @dataclass(frozen=True)
@@ -118,6 +153,7 @@ class Concatenation:
         self.kind: Literal["tokens", "complex"] = first.kind
         self.vocabulary = first.vocabulary
         self.files = tuple(file for domain in self._domains for file in domain.files)
+        self.parts = tuple(part for domain in self._domains for part in domain.parts)
         self.remainder = sum(domain.remainder for domain in self._domains)
         self._starts = np.cumsum([0, *(len(domain) for domain in self._domains)])
 
@@ -151,6 +187,11 @@ class Concatenation:
         """See `Windows.identify`."""
         number = int(self._owners(np.asarray([index]))[0])
         return self._domains[number].identify(index - int(self._starts[number]))
+
+    def check_unchanged(self) -> None:
+        """See `Windows.check_unchanged`."""
+        for domain in self._domains:
+            domain.check_unchanged()
 
     def _owners(self, indices: Indices) -> Indices:
         return np.searchsorted(self._starts, indices, side="right") - 1

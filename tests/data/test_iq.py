@@ -2,12 +2,13 @@
 
 import hashlib
 import os
+import tokenize
 
 import numpy as np
 import pytest
 import torch
 
-from pretrain.data import SOURCES, byte_source
+from pretrain.data import SOURCES, byte_source, recordings
 from pretrain.data.iq import IqSettings
 from pretrain.data.sample_format import FORMATS
 from pretrain.errors import DataError
@@ -293,6 +294,43 @@ def test_npy_files_that_are_damaged(tmp_path, damage):
         iq(path)
 
 
+@pytest.mark.parametrize(
+    ("header", "version"),
+    [
+        ("{'descr': ('<c8'", 1),  # TokenError on the way that numpy takes after a SyntaxError
+        ("{'descr': (\n", 2),
+        ("-" * 9000 + "1", 1),  # RecursionError, or MemoryError
+        ("(" * 9000, 1),
+        ("[" * 150 + "]" * 150, 1),
+        ("{'a' 'b'", 1),
+        ("{'descr': (), 'fortran_order': False, 'shape': (2,)}", 1),  # IndexError
+        ("{'descr': [(1, '<f4')], 'fortran_order': False, 'shape': (2,)}", 1),
+        ("{'descr': '<c8', 'fortran_order': False, 'shape': (1e999,)}", 1),
+        ("\0", 1),
+    ],
+)
+def test_npy_headers_that_no_parser_takes(tmp_path, header, version):
+    path = tmp_path / "a.npy"
+    size = len(header).to_bytes(2 if version == 1 else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + size + header.encode() + bytes(64))
+    with pytest.raises(DataError, match=r"a\.npy: expected a \.npy array: ."):
+        iq(path)
+
+
+@pytest.mark.parametrize(
+    "error", [tokenize.TokenError("t"), RecursionError("r"), SyntaxError("s"), MemoryError(), OverflowError("o")]
+)
+def test_whatever_a_npy_header_raises_names_the_file(monkeypatch, tmp_path, error):
+    def broken(file):
+        raise error
+
+    monkeypatch.setitem(recordings._NPY_READERS, (1, 0), broken)
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones(4, dtype=np.complex64))
+    with pytest.raises(DataError, match=rf"a\.npy: expected a \.npy array: {str(error) or 'MemoryError'}"):
+        iq(path)
+
+
 def test_npy_with_a_value_that_is_not_finite(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.asarray([0, 0, complex(0, np.nan)], dtype=np.complex64))
@@ -302,7 +340,7 @@ def test_npy_with_a_value_that_is_not_finite(tmp_path):
 
 def test_npy_and_setting_must_agree(tmp_path):
     path = tmp_path / "a.npy"
-    np.save(path, np.zeros(4, dtype=np.complex64))
+    np.save(path, np.ones(4, dtype=np.complex64))
     assert len(iq(path, datatype="cf32")) == 2
     with pytest.raises(DataError, match=r"holds cf32_le, but the setting `datatype` is ci16_le"):
         iq(path, datatype="ci16_le")
@@ -314,3 +352,29 @@ def test_a_channel_that_is_not_there(tmp_path):
     assert len(iq(path, channel=0)) == 2
     with pytest.raises(DataError, match="expected `channel` from 0 to 0, found 1"):
         iq(path, channel=1)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_recording_without_any_power_is_refused(monkeypatch, tmp_path, name):
+    monkeypatch.setattr(byte_source, "_SCAN_BYTES", 500)
+    path = tmp_path / f"a.{name}"
+    numbers = np.full(2000, FORMATS[name].zero, dtype=FORMATS[name].component)
+    path.write_bytes(numbers.tobytes())
+    with pytest.raises(DataError, match=rf"a\.{name}: all 1000 samples are zero"):
+        iq(path)
+    numbers[-1] += 1
+    path.write_bytes(numbers.tobytes())
+    assert len(iq(path)) == 500
+
+
+def test_negative_zeros_have_no_power_either(tmp_path):
+    path = tmp_path / "a.cf32"
+    path.write_bytes(np.full(8, -0.0, dtype="<f4").tobytes())
+    with pytest.raises(DataError, match="all 4 samples are zero"):
+        iq(path)
+
+
+def test_the_folder_names_its_silent_recording(folder):
+    (folder / "day2" / "silent.ci16").write_bytes(bytes(64))
+    with pytest.raises(DataError, match=r"day2/silent\.ci16: all 16 samples are zero"):
+        iq(folder)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain.data.loader import LoaderState, StatefulLoader, in_order
-from pretrain.data.windows import Concatenation, SourceFile
+from pretrain.data.windows import Concatenation, Part, SourceFile
 from pretrain.errors import DataError
 
 
@@ -23,6 +23,7 @@ class Numbers:
     def __init__(self, count, *, name="numbers", broken=(), slow=False):
         self.count, self.name, self.broken, self.slow = count, name, set(broken), slow
         self.files = (SourceFile(name, count, "0" * 64),)
+        self.parts = (Part((name,), frozenset((name,)), ("tokens",), 0, 1),)
 
     def __len__(self):
         return self.count
@@ -39,6 +40,10 @@ class Numbers:
 
     def identify(self, index):
         return self.name, index * 10
+
+    def check_unchanged(self):
+        if self.broken:
+            raise DataError(f"{self.name}: changed")
 
 
 START = LoaderState(0, 0)
@@ -251,3 +256,11 @@ def test_concatenated_domains_must_be_of_one_kind():
         Concatenation([Numbers(3), other])
     with pytest.raises(DataError, match="at least one domain"):
         Concatenation([])
+
+
+def test_concatenated_domains_are_checked_one_after_the_other():
+    whole = Concatenation([Numbers(3, name="a"), Numbers(3, name="b", broken=[1])])
+    assert [part.files for part in whole.parts] == [("a",), ("b",)]
+    with pytest.raises(DataError, match="b: changed"):
+        whole.check_unchanged()
+    assert Concatenation([Numbers(3), Numbers(3)]).check_unchanged() is None

@@ -71,6 +71,7 @@ def test_s46_memory_stays_bounded_over_2000_batches(tmp_path, source):
     size = 64 << 20
     path = tmp_path / "large.ci16_le"
     with path.open("wb") as file:
+        file.write(b"\1")  # a recording without any power is refused
         file.truncate(size)
     settings = TextSettings(str(path)) if source == "text" else IqSettings(str(path))
     windows = SOURCES[source].build(settings, sequence_length=1024, stride=None, seed=1, name="large")

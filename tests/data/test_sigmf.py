@@ -231,3 +231,11 @@ def test_pairs_in_a_folder(tmp_path):
     pair(tmp_path, ci8(range(8)))
     (tmp_path / "b.ci8").write_bytes(ci8(range(50, 54)))
     assert firsts(iq(tmp_path)) == [0, 2, 4, 6, 50, 52]
+
+
+def test_a_silent_channel_is_refused_and_the_other_one_read(tmp_path):
+    content = np.asarray([[5, 5, 0, 0]] * 6, dtype=np.int8).tobytes()
+    meta = pair(tmp_path, content, num_channels=2)
+    assert firsts(iq(meta, channel=0)) == [5, 5, 5]
+    with pytest.raises(DataError, match=r"a\.sigmf-data: all 6 samples of channel 1 are zero"):
+        iq(meta, channel=1)

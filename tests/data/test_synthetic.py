@@ -139,8 +139,9 @@ def test_the_hash_stands_for_everything_that_the_windows_depend_on():
     base = digest()
     assert digest(span=(0.5, 1.0)) == base
     assert digest(stride=7) == base
+    assert digest(windows=70) == base  # window i is the same among 70 and among 6000
+    assert digest(snr_db=(10, 30)) == base
     changes = [
-        {"windows": 70},
         {"seed": 2},
         {"length": 256},
         {"classes": ("bpsk",)},

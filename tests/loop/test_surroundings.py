@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.attempt import start_attempt
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.machine.signals import StopRequest
+from pretrain.telemetry.sink import Event
 from tests.tiny import Recorder, go_on, resume_attempt, tiny, train
 
 
@@ -91,3 +93,21 @@ def test_a_folder_without_its_record_is_said_to_be_passed_over(stopped: Path, tm
     screen = Recorder()
     assert resume_attempt(run, [], StopRequest(), [screen]).verdict == "done"
     assert any("step_00000099 has no record" in getattr(event, "text", "") for event in screen.events)
+
+
+def test_data_overwritten_in_place_ends_the_attempt(tmp_path: Path):
+    config = tiny(tmp_path)
+    corpus = tmp_path / "corpus.txt"
+
+    class Overwrites(Recorder):
+        def emit(self, event: Event) -> None:
+            super().emit(event)
+            if len(self.rows) == 5:
+                corpus.write_bytes(b"x" * corpus.stat().st_size)
+
+    result = start_attempt(config, StopRequest(), [Overwrites()])
+    assert (result.verdict, result.exit_code) == ("failed", 2)
+    assert "corpus.txt" in json.loads((tmp_path / "run/attempts/0001/outcome.json").read_text())["reason"]
+    assert not (tmp_path / "run/attempts/0001/checkpoints/step_00000008").exists()
+    with pytest.raises(IntegrityError, match="is not the data"):
+        go_on(tmp_path / "run")
