@@ -1,18 +1,27 @@
 """The command line: one function per command, words in, one call, an exit code out."""
 
+import contextlib
+import errno
+import io
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from pretrain import __version__
-from pretrain.errors import ConfigError, PretrainError
+from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.machine.signals import StopRequest, ignore_stop_signals
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from pretrain.attempt import AttemptResult
+
+# What the system says against a path, rather than against the disk below it.
+_OF_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR}
 
 application = typer.Typer(
     name="pretrain",
@@ -53,8 +62,7 @@ def train(
             from pretrain.config import load, to_yaml
 
             if print_config:
-                sys.stdout.write(to_yaml(load(config, overrides or [])))
-                return 0
+                return _give(to_yaml(load(config, overrides or [])))
             from pretrain.attempt import start_attempt
             from pretrain.console import Screen
 
@@ -86,6 +94,9 @@ def resume(
     def work() -> int:
         stop = _listen()
         with stop.interrupting():
+            from pretrain import lineage
+
+            expected = lineage.checked_sha256(expect_sha256)
             from pretrain.attempt import resume_attempt
             from pretrain.console import Screen
         with Screen(quiet=quiet) as screen:
@@ -95,7 +106,7 @@ def resume(
                 stop,
                 [screen],
                 require_bit_exact=require_bit_exact,
-                expect_sha256=expect_sha256,
+                expect_sha256=expected,
             )
             return _answer(result, json_)
 
@@ -123,15 +134,13 @@ def verify_manifest(
                 "--sums prints checksums and checks nothing: use it without --json, --lineage and --expect-sha256"
             )
         if sums:
-            sys.stdout.write(lineage.sums(path))
-            return 0
+            return _give(lineage.sums(path))
         reports = lineage.verify_lineage(path, expect_sha256) if follow else [lineage.verify(path, expect_sha256)]
-        if json_:
-            above = {"lineage": [report.answer() for report in reports[1:]]} if follow else {}
-            _print_json(reports[0].answer() | above)
-        else:
-            sys.stdout.write("".join(report.text() for report in reports))
-        return 0 if all(report.sound for report in reports) and reports[0].ok else 3
+        code = 0 if all(report.sound for report in reports) and reports[0].ok else 3
+        if not json_:
+            return _give("".join(report.text() for report in reports), code)
+        above = {"lineage": [report.answer() for report in reports[1:]]} if follow else {}
+        return _give(_json_text(reports[0].answer() | above), code)
 
     _run(work, json_)
 
@@ -151,19 +160,14 @@ def inspect_checkpoint(
         from pretrain.evidence.inspection import as_text, inspect
 
         answer = inspect(path, compare)
-        if json_:
-            _print_json(answer)
-        else:
-            sys.stdout.write(as_text(answer))
-        return 0
+        return _give(_json_text(answer) if json_ else as_text(answer))
 
     _run(work, json_)
 
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"pretrain {__version__}")
-        raise typer.Exit
+        raise typer.Exit(_give(f"pretrain {__version__}\n"))
 
 
 @application.callback()
@@ -182,40 +186,128 @@ def _listen() -> StopRequest:
 
 
 def _answer(result: "AttemptResult", as_json: bool) -> int:
-    if as_json:
-        _print_json(result.answer())
-    return result.exit_code
-
-
-def _print_json(answer: Any) -> None:
-    """Print one JSON object in the spelling of every record: what is not finite is a word."""
-    from pretrain.evidence import canonical
-
-    sys.stdout.write(canonical.encode(answer).decode())
+    return _give(_json_text(result.answer()), result.exit_code, is_all=False) if as_json else result.exit_code
 
 
 def _run(work: Callable[[], int], as_json: bool) -> None:
     """Call `work` and leave with its exit code; an expected fault is one message, any other a traceback and 1."""
     try:
         code = work()
-        sys.stdout.flush()
     except PretrainError as error:
-        sys.stderr.write(f"pretrain: {error}\n")
-        if as_json:
-            _print_json({"verdict": error.verdict, "exit_code": error.exit_code, "reason": str(error)})
-        code = error.exit_code
-    except BrokenPipeError:
-        # Whoever read the answer has gone (`| head`): there is nobody left to tell.
-        sys.stderr.close()
-        code = 1
+        code = _refuse(error, as_json)
+    except OSError as error:
+        code = _refuse(_fault_of(error), as_json)
     except KeyboardInterrupt:
         code = 130
     raise SystemExit(code)
 
 
+def _refuse(error: PretrainError, as_json: bool) -> int:
+    """Tell why, and return the exit code, which stands whether or not anybody could be told."""
+    _tell(str(error))
+    if as_json:
+        answer = {"verdict": error.verdict, "exit_code": error.exit_code, "reason": str(error)}
+        _written(sys.stdout, _json_text(answer))
+    return error.exit_code
+
+
+def _fault_of(error: OSError) -> PretrainError:
+    """What the system says against a path is a fault of usage; anything else is one of the machine."""
+    reason = error.strerror or str(error)
+    if not isinstance(error.filename, str | bytes):
+        return StorageError(reason)
+    text = f"{os.fsdecode(error.filename)}: {reason}"
+    return ConfigError(text) if error.errno in _OF_A_PATH else StorageError(text)
+
+
+# --- what is printed -----------------------------------------------------------------------------------
+
+
+def _give(text: str, code: int = 0, *, is_all: bool = True) -> int:
+    """Print an answer and return the exit code of the work, or 6 where the answer was all of it and is lost."""
+    fault = _written(sys.stdout, text)
+    if fault is None:
+        return code
+    _tell(f"stdout: the answer cannot be written: {fault}")
+    return StorageError.exit_code if is_all and code == 0 else code
+
+
+def _tell(text: str) -> None:
+    """Say something on stderr, if there is one."""
+    _written(sys.stderr, f"pretrain: {text}\n")
+
+
+def _written(stream: TextIO | None, text: str) -> str | None:
+    """Write all of `text` now; returns why that cannot be, and then the stream is closed, so that no exit retries."""
+    if stream is None:
+        return "it is closed"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            stream.close()
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return None
+
+
+def _json_text(answer: Mapping[str, Any]) -> str:
+    """One JSON object in the spelling of every record, or in ASCII where stdout cannot hold that."""
+    from pretrain.evidence import canonical
+
+    text = canonical.encode(_unicode(answer)).decode()
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        import json
+
+        return "".join(letter if letter.isascii() else json.dumps(letter)[1:-1] for letter in text)
+    return text
+
+
+def _unicode(value: Any) -> Any:
+    """The same value, its texts with the bytes escaped that are no UTF-8, as a path may have them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_unicode(key): _unicode(item) for key, item in value.items()}
+    return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _Forgiving(io.FileIO):
+    """A descriptor that takes whatever is written: what the reader, the disk or the terminal refuses is lost."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data) or memoryview(data).nbytes
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _prepare_streams() -> None:
+    """See that no output raises for what it holds, and none that goes to stderr for any reason."""
+    with contextlib.suppress(OSError):
+        # A file that is opened later must not get the number of a stream that was closed, and a library's words.
+        while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:
+            pass
+        os.close(descriptor)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        raw = io.BufferedWriter(_Forgiving(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
 def main() -> None:
     """Run the command that the arguments name; once it has ended, a signal no longer changes its exit code."""
+    _prepare_streams()
     try:
         application()
+    except OSError as error:  # of the text of --help: a command's own faults have become exit codes
+        _tell(f"stdout: the answer cannot be written: {error.strerror or error}")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()
+        raise SystemExit(StorageError.exit_code) from None
     finally:
         ignore_stop_signals()

@@ -1,5 +1,6 @@
 """The screen: a live line on a terminal, plain lines elsewhere, and at the end what to type next."""
 
+import io
 import math
 import re
 import shlex
@@ -15,18 +16,19 @@ from pretrain.policy.cadence import is_due
 from pretrain.telemetry.sink import Begin, End, Event, Note, StepRow, ValidationShown
 
 _REFRESH_SECONDS = 0.25
+_WIDTH = 80
 _ERASE_LINE = "\r\x1b[2K"
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # every control character but the newline
 _NOTE_STYLES = {"warning": "yellow", "skipped": "yellow", "signal": "yellow", "saved": "dim"}
 
 
 class _SteadyStream:
-    """A text stream that a closed pipe, a lost terminal or a missing glyph cannot make raise."""
+    """A text stream, or none, that a closed pipe, a lost terminal or a missing glyph cannot make raise."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None else io.StringIO()
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
-        self.lost = False
+        self.lost = stream is None  # descriptor 2 was closed before Python began
 
     def write(self, text: str) -> int:
         # A path may hold what the stream cannot encode: undecodable bytes, or any letter in an ASCII locale.
@@ -81,6 +83,8 @@ class Screen:
             width=width,
             highlight=False,
         )
+        if self._console.width < 1:  # COLUMNS=0 would leave every line empty
+            self._console.width = _WIDTH
         self._live = is_terminal and not self._console.is_dumb_terminal
         self._quiet, self._clock = quiet, clock
         self._begin = Begin(attempt="", step=0, max_steps=0, unit="tokens")

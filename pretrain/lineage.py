@@ -17,6 +17,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STEP_FOLDER = re.compile(r"step_[0-9]{8,}")
 
 
+def checked_sha256(given: str | None) -> str | None:
+    """What --expect-sha256 was given, in lowercase. Raises ConfigError for anything but 64 hex digits."""
+    if given is not None and not _SHA256.fullmatch(given.lower()):
+        raise ConfigError(f"--expect-sha256: expected 64 hex digits, found {given!r}")
+    return None if given is None else given.lower()
+
+
 def verify(path: Path, expect_sha256: str | None = None) -> Verification:
     """Check an attempt, its manifest.json, a run (its newest attempt) or a checkpoint, by reading alone.
 
@@ -24,9 +31,7 @@ def verify(path: Path, expect_sha256: str | None = None) -> Verification:
     bound it, finds a record that was rewritten with all its digests. Nothing in the files checked is taken as
     an option. Raises ConfigError for a path that is none of these; what is found is in the Verification.
     """
-    expect_sha256 = None if expect_sha256 is None else expect_sha256.lower()
-    if expect_sha256 is not None and not _SHA256.fullmatch(expect_sha256):
-        raise ConfigError(f"--expect-sha256: expected 64 hex digits, found {expect_sha256!r}")
+    expect_sha256 = checked_sha256(expect_sha256)
     folder, is_checkpoint = _locate(path)
     if is_checkpoint:
         return verification.verify_checkpoint_folder(folder, expect_sha256)

@@ -1,5 +1,6 @@
 """Whether an attempt or a checkpoint is what its records say, every file of it, by reading alone."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -11,6 +12,8 @@ from pretrain.evidence.checkpoint_record import RECORD_NAME, CheckpointRecord
 from pretrain.evidence.findings import Findings, Verification
 from pretrain.evidence.manifest_record import NAME, Manifest, parse_manifest
 from pretrain.evidence.namespace import CONFIG, ENVIRONMENT, Parent
+from pretrain.evidence.safetensors_file import ShardFile
+from pretrain.evidence.shards import content_sha256, gather, tensor_sha256
 
 _CHECKPOINTS = "checkpoints/"
 
@@ -38,11 +41,16 @@ def verify_attempt(folder: Path, expect_sha256: str | None = None) -> Verificati
 def verify_checkpoint_folder(folder: Path, expect_sha256: str | None = None) -> Verification:
     """Check everything that the record of a checkpoint binds, naming every file that differs.
 
+    The tensors are read as well: they are those of content_sha256. Inside an attempt it is enough that the shard
+    files, whose bytes are bound, hold whole tensors.
+
     expect_sha256: what the SHA-256 of checkpoint.json must be.
     """
     findings = Findings(folder)
     record = _read_record(findings, "")
     findings.check_files(_bound_by(record, "") if record else {}, RECORD_NAME, lambda _: record is not None)
+    if record:
+        _check_tensors(findings, record, "", with_content=True)
     if RECORD_NAME not in findings.kinds:
         findings.add("missing", RECORD_NAME, "every checkpoint has one, written last")
     found = record.record_sha256 if record else None
@@ -81,6 +89,26 @@ def _bound_by(record: CheckpointRecord, step_folder: str) -> dict[str, tuple[int
     return {**bound, step_folder + RECORD_NAME: (size, record.record_sha256)}
 
 
+def _check_tensors(
+    findings: Findings, record: CheckpointRecord, step_folder: str, *, with_content: bool = False
+) -> None:
+    """The files of a checkpoint, found as bound, are shard files that hold whole tensors between them."""
+    with contextlib.ExitStack() as stack:
+        shards = []
+        for name in (step_folder + file.path for file in record.files):
+            if findings.is_good(name):
+                with findings.changing(name):
+                    shards.append(stack.enter_context(ShardFile.open(findings.folder / name)))
+        if len(shards) < len(record.files):
+            return
+        with findings.changing(step_folder + RECORD_NAME):
+            tensors = gather(shards)
+            if with_content:
+                rows = {name: (one.dtype, one.shape, tensor_sha256(one)) for name, one in tensors.items()}
+                if content_sha256(rows) != record.content_sha256:
+                    raise IntegrityError(f"{RECORD_NAME}: content_sha256 is not that of the tensors it binds")
+
+
 # --- with a manifest -----------------------------------------------------------------------------------
 
 
@@ -114,6 +142,7 @@ def _check_records(
 ) -> None:
     """The records of the checkpoints, by their folders, say the same as the manifest that binds them."""
     for step_folder, record in records.items():
+        _check_tensors(findings, record, step_folder)
         named = {path: entry for path, entry in bound.items() if path.startswith(step_folder)}
         if named != _bound_by(record, step_folder):
             findings.add("changed", NAME, f"it binds other files than {step_folder}{RECORD_NAME}")
@@ -170,6 +199,8 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
     )
     bound = {path: entry for folder, record in records.items() for path, entry in _bound_by(record, folder).items()}
     findings.check_files(bound, f"a {RECORD_NAME}", is_judged)
+    for folder, record in records.items():
+        _check_tensors(findings, record, folder)
     if findings.is_regular(metrics.NAME):
         with findings.changing(metrics.NAME):
             path = findings.folder / metrics.NAME
@@ -188,6 +219,9 @@ def _check_environment(findings: Findings) -> Parent | None:
             if number not in (None, environment["attempt"]):
                 findings.add("changed", ENVIRONMENT, f"it is of attempt {environment['attempt']}")
             parent = Parent.parse(environment["parent"], ENVIRONMENT)
+            if findings.is_regular(CONFIG):
+                with findings.changing(CONFIG):
+                    namespace.read_config(findings.folder, environment)
     return parent
 
 

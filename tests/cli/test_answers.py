@@ -39,7 +39,9 @@ def test_train(tmp_path: Path, task: str, figures: set[str]) -> None:
 
 
 def test_resume_of_a_stopped_run(stopped: Path, made: Path) -> None:
-    answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet")
+    record = (stopped / "attempts/0001/checkpoints/step_00000006/checkpoint.json").read_bytes()
+    words = ["--expect-sha256", hashlib.sha256(record).hexdigest().upper()]
+    answer = pretrain("resume", "--attempt", stopped, *words, "--json", "--quiet")
     found = answer.json
     assert (answer.code, found["verdict"], found["attempt"], found["step"]) == (0, "done", 2, 12)
     whole = json.loads((made / "finished/attempts/0001/manifest.json").read_bytes())

@@ -146,6 +146,14 @@ def test_another_parent_than_was_expected(stopped: Path) -> None:
     assert_refused(answer, 3, "expected the parent's record to have SHA-256 " + "0" * 64)
 
 
+@pytest.mark.parametrize("given", ["zz", "", "0" * 63, "g" * 64])
+def test_a_hash_that_is_none(stopped: Path, given: str) -> None:
+    for words in (["resume", "--attempt", stopped], ["verify-manifest", stopped]):
+        answer = pretrain(*words, "--expect-sha256", given)
+        assert_refused(answer, 2, f"--expect-sha256: expected 64 hex digits, found {given!r}")
+    assert [path.name for path in (stopped / "attempts").iterdir()] == ["0001"]
+
+
 def test_other_surroundings_where_bits_must_be_the_same(stopped: Path) -> None:
     answer = pretrain("resume", "--attempt", stopped, "--require-bit-exact", "training.threads=2")
     torch.set_num_threads(1)

@@ -313,6 +313,23 @@ def test_a_stream_that_cannot_encode_a_name_shows_its_code():
 
 
 @pytest.mark.parametrize("live", [False, True])
+def test_without_a_stream_nothing_is_shown_and_nothing_stops(live, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    everything(Screen(live=live))
+    everything(Screen())
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_terminal_of_no_columns_has_eighty(live, monkeypatch):
+    for columns in ("0", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        stream = Terminal()
+        everything(Screen(stream, live=live, clock=Clock()))
+        assert f"attempt {ATTEMPT}\n" in plain(stream.getvalue())
+        assert "step 25/25  loss 1.2500" in plain(stream.getvalue())
+
+
+@pytest.mark.parametrize("live", [False, True])
 def test_a_step_costs_far_less_than_a_tenth_of_a_millisecond(live):
     stream, clock = Terminal(), Clock()
     screen = Screen(stream, live=live, width=120, clock=clock)

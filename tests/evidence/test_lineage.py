@@ -438,6 +438,45 @@ def test_a_checkpoint_folder_is_verified(attempt: Path) -> None:
     assert lineage.verify(copy).ok
 
 
+def reseal(step: Path, **change: Any) -> None:
+    """Let the record of a checkpoint bind what its shard file is now."""
+    content = (step / "shard_00000.safetensors").read_bytes()
+    entry = {"path": "shard_00000.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    forge(step, "checkpoint.json", files=[entry], **change)
+
+
+def test_a_record_sealed_again_over_other_tensors_does_not_verify(attempt: Path) -> None:
+    step = attempt / "checkpoints" / "step_00000004"
+    shard = step / "shard_00000.safetensors"
+    content = shard.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    for broken in (b"PK\3\4 a pickle, perhaps", content[:-4], content[:8] + b" " * length + content[8 + length :]):
+        shard.write_bytes(broken)
+        reseal(step)
+        named(step, changed=[shard.name])
+    shard.write_bytes(content)
+    flip(shard, len(content) - 1)
+    reseal(step)
+    named(step, changed=["checkpoint.json"])
+    assert "content_sha256 is not that of the tensors" in lineage.verify(step).text()
+    shard.write_bytes(content)
+    reseal(step, content_sha256="00" * 32)
+    named(step, changed=["checkpoint.json"])
+
+
+@pytest.mark.parametrize("unfinish", [False, True])
+def test_a_file_of_a_checkpoint_that_holds_no_tensors_is_named_in_its_attempt(attempt: Path, unfinish: bool) -> None:
+    step = "checkpoints/step_00000002/"
+    (attempt / step / "shard_00000.safetensors").write_bytes(b"PK\3\4 a pickle, perhaps")
+    reseal(attempt / step)
+    if unfinish:
+        (attempt / "manifest.json").unlink()
+    else:
+        for name in ("checkpoint.json", "shard_00000.safetensors"):
+            rebind(attempt, step + name)
+    named(attempt, changed=[step + "shard_00000.safetensors"])
+
+
 # --- parents -------------------------------------------------------------------------------------------
 
 
