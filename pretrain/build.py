@@ -12,6 +12,7 @@ from pretrain.data import SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
 from pretrain.models import MODELS
 from pretrain.optimizers import OPTIMIZERS, set_learning_rate
+from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
 from pretrain.state import RunState
@@ -85,7 +86,8 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
         loader_threads=config.data.loader_threads,
     )
     torch.manual_seed(training.seed)
-    state = RunState(model=model, optimizer=optimizer, loader=loader, device=device)
+    scaler = LossScale() if training.precision == "float16" else None
+    state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler)
     set_learning_rate(optimizer, peak * multiplier(0))
     return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
 

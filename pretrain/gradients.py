@@ -27,11 +27,13 @@ def accumulate(
     step_batch: StepBatch,
     device: torch.device,
     autocast: AbstractContextManager[Any],
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, int]:
     """Set the gradients to those of the mean loss over every supervised unit of the step.
 
     The sum of each micro-batch is divided by the count of the whole step, so neither ragged micro-batches nor
     their number matter; equal ones give the mean of their means. What gradients held before is dropped first.
+    scale: what the loss is multiplied by on the way back, and the gradients divided by at the end: a power of two.
     Returns the mean loss, detached and still on the device, and the count. Raises ValueError when nothing is
     supervised.
     """
@@ -44,8 +46,11 @@ def accumulate(
     for batch in step_batch.micro_batches:
         with autocast:
             mean = task.loss_sum(model, batch, device) / total
-        mean.backward()  # type: ignore[no-untyped-call]
+        scaled = mean if scale == 1.0 else mean * scale
+        scaled.backward()  # type: ignore[no-untyped-call]
         means.append(mean.detach())
+    if scale != 1.0:
+        torch._foreach_mul_(_gradients(model.parameters()), 1.0 / scale)
     return means[0] if len(means) == 1 else torch.stack(means).sum(), total
 
 

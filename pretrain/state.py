@@ -1,6 +1,6 @@
-"""RunState: all that a resumed run must have back, as flat tensors and plain scalars."""
+"""RunState: all that a resumed run must have back, as flat tensors and plain scalars, in two halves."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,10 @@ from pretrain.data.loader import LoaderState, StatefulLoader
 from pretrain.machine import random_state
 from pretrain.optimizers import flat_state
 from pretrain.policy.guard import GuardState
+from pretrain.policy.loss_scale import LossScale
+from pretrain.policy.recovery import LadderState
 from pretrain.policy.retention import RankedSteps
+from pretrain.policy.spikes import SpikeState
 
 
 @dataclass
@@ -18,15 +21,30 @@ class Ledger:
     """What never goes back in a rollback: the refusals and what was learned from them."""
 
     guard: GuardState = field(default_factory=GuardState)
+    ladder: LadderState = field(default_factory=LadderState)
     best: RankedSteps = ()
     incidents: int = 0
+    faults_fired: tuple[str, ...] = ()
+
+
+@dataclass
+class Snapshot:
+    """The trajectory at one step, copied: what a rollback puts back."""
+
+    step: int
+    batch: int
+    loader: LoaderState
+    spikes: SpikeState
+    scaler: LossScale | None
+    tensors: dict[str, torch.Tensor]
 
 
 @dataclass
 class RunState:
-    """The trajectory (model, optimizer, step, loader position, generators) and the ledger.
+    """The trajectory (model, optimizer, step, loader position, generators, statistics) and the ledger.
 
-    step: completed optimizer steps. batch: global batches consumed, the refused ones included.
+    step: completed optimizer steps. batch: global batches consumed, the refused ones included. scaler: the loss scale
+    of a float16 run, None for the others.
     """
 
     model: nn.Module
@@ -35,6 +53,8 @@ class RunState:
     device: torch.device
     step: int = 0
     batch: int = 0
+    spikes: SpikeState = field(default_factory=SpikeState)
+    scaler: LossScale | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -46,32 +66,88 @@ class RunState:
         """Return every tensor of a checkpoint by name, the generators' positions included."""
         return self.state_tensors() | random_state.capture(self.device)
 
+    def is_finite(self) -> bool:
+        """Whether every number of the model and the optimizer is finite; waits for the device."""
+        floats = [tensor for tensor in self.state_tensors().values() if tensor.is_floating_point() and tensor.numel()]
+        bounds = torch.stack([bound.double() for tensor in floats for bound in torch.aminmax(tensor)])
+        return bool(torch.isfinite(bounds).all())
+
+    def snapshot(self, spare: Snapshot | None = None) -> Snapshot:
+        """Return a copy of the trajectory, in the memory of `spare` where a snapshot is no longer needed."""
+        tensors = self.state_tensors()
+        copies = (
+            {name: torch.empty_like(tensor) for name, tensor in tensors.items()} if spare is None else spare.tensors
+        )
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                copies[name].copy_(tensor)
+        generators = random_state.capture(self.device)
+        return Snapshot(self.step, self.batch, self.loader.state, self.spikes, self.scaler, copies | generators)
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Put the trajectory back to a snapshot, all of it; the ledger stays."""
+        with torch.no_grad():
+            for name, tensor in self.state_tensors().items():
+                tensor.copy_(snapshot.tensors[name])
+        random_state.restore(snapshot.tensors, self.device)
+        self.step, self.batch, self.spikes = snapshot.step, snapshot.batch, snapshot.spikes
+        self.scaler = snapshot.scaler
+        self.loader.restore(snapshot.loader)
+
     def scalars(self) -> dict[str, Any]:
         """Return what a checkpoint record keeps beside the tensors."""
-        position = self.loader.state
+        position, ladder = self.loader.state, self.ledger.ladder
         return {
             "loader": {"epoch": position.epoch, "position": position.position},
             "ledger": {
                 "retries": list(self.ledger.guard.retries),
-                "rollbacks": 0,
-                "rung": 0,
+                "rollbacks": ladder.rollbacks,
+                "rung": ladder.rung,
                 "incidents": self.ledger.incidents,
-                "quarantined": [],
-                "learning_rate_factor": 1.0,
-                "faults_fired": [],
+                "quarantined": [list(window) for window in ladder.quarantined],
+                "learning_rate_factor": ladder.learning_rate_factor,
+                "faults_fired": list(self.ledger.faults_fired),
             },
-            "guard": {},
-            "spikes": {},
-            "scaler": None,
+            "guard": {
+                "skips": ladder.skips,
+                "skips_in_a_row": ladder.skips_in_a_row,
+                "healthy": ladder.healthy,
+                "rewarm_from": ladder.rewarm_from,
+            },
+            "spikes": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.spikes).items()
+            },
+            "scaler": None if self.scaler is None else asdict(self.scaler),
             "best": [{"step": step, "value": value} for step, value in self.ledger.best],
         }
 
     def restore_scalars(self, step: int, batch: int, scalars: dict[str, Any]) -> None:
-        """Take back what `scalars` returned, and move the loader to its position."""
+        """Take back what `scalars` returned, both halves, and move the loader to its position."""
+        self.restore_trajectory(step, batch, scalars)
+        ledger = scalars["ledger"]
+        self.ledger = Ledger(
+            guard=GuardState(retries=tuple(ledger["retries"])),
+            ladder=LadderState(
+                rung=ledger["rung"],
+                rollbacks=ledger["rollbacks"],
+                learning_rate_factor=ledger["learning_rate_factor"],
+                quarantined=tuple((first, last) for first, last in ledger["quarantined"]),
+                **scalars["guard"],
+            ),
+            best=tuple((row["step"], row["value"]) for row in scalars["best"]),
+            incidents=ledger["incidents"],
+            faults_fired=tuple(ledger["faults_fired"]),
+        )
+
+    def restore_trajectory(self, step: int, batch: int, scalars: dict[str, Any]) -> None:
+        """Take back the half that a rollback puts back; the tensors are restored by the caller."""
         self.step, self.batch = step, batch
         self.loader.restore(LoaderState(**scalars["loader"]))
-        self.ledger = Ledger(
-            guard=GuardState(retries=tuple(scalars["ledger"]["retries"])),
-            best=tuple((row["step"], row["value"]) for row in scalars["best"]),
-            incidents=scalars["ledger"]["incidents"],
+        spikes = scalars["spikes"]
+        self.spikes = SpikeState(
+            steps=spikes["steps"],
+            loss=tuple(spikes["loss"]),
+            gradient=tuple(spikes["gradient"]),
+            update=tuple(spikes["update"]),
         )
+        self.scaler = None if scalars["scaler"] is None else LossScale(**scalars["scaler"])

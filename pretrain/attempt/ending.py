@@ -41,6 +41,7 @@ def publish(
         latest=Latest(newest.step, newest.record_sha256),
         best=[Best(step, value, sha256) for step, value, sha256 in found if sha256 is not None],
         metrics_cursor=writer.cursor,
+        faults=prepared.config.faults.inject,
     )
     parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.

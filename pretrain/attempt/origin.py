@@ -1,5 +1,6 @@
 """What a child attempt goes on from: the parent found, verified and read before anything is created."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from pretrain.evidence import canonical, checkpoint, manifest, metrics, namespac
 from pretrain.evidence.checkpoint import CheckpointRecord
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
+from pretrain.policy.cadence import is_on_cadence
+from pretrain.policy.recovery import Target
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,28 @@ def _locate(
         f"{folder}: goes on from the {above.kind} {above.record_sha256} of attempt {above.attempt}, "
         f"which is not in {ancestor}"
     )
+
+
+def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path]:
+    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, ascending.
+
+    Of a step that several attempts of the lineage reached, the one of the youngest: what an older one holds there
+    may have been undone. They are verified when they are read.
+    """
+    found: dict[int, Path] = {}
+    parent = origin.parent
+    while parent is not None:
+        folder = namespace.attempt_folder(run_dir, parent.attempt)
+        for step, place in checkpoint.list_checkpoints(folder):
+            if step <= origin.step and is_on_cadence(step, every):
+                found.setdefault(step, place)
+        parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+    targets = {}
+    for step in sorted(found):
+        # One that was damaged since is no place to go back to; the run may never need it.
+        with contextlib.suppress(IntegrityError):
+            targets[Target(step, checkpoint.read_record(found[step]).batch)] = found[step]
+    return targets
 
 
 def find_record(run_dir: Path, number: int, step: int) -> str | None:

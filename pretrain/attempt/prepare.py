@@ -12,11 +12,11 @@ from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
+from pretrain.faults import check_allowed
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
 from pretrain.models import blocks
-from pretrain.optimizers import set_learning_rate
 from pretrain.telemetry.csv_log import check_place, columns
 from pretrain.telemetry.sink import Note, Sink
 
@@ -35,6 +35,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
+    check_allowed(config.faults)
     _check_places(config)
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
@@ -117,4 +118,3 @@ def restore(built: BuiltRun, origin: Origin) -> None:
     record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors() | generators)
     state.restore_scalars(record.step, record.batch, record.scalars)
     random_state.restore(generators, state.device)
-    set_learning_rate(state.optimizer, built.learning_rate(state.step))

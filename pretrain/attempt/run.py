@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
-from pretrain.attempt.origin import Origin, find_origin
+from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
@@ -19,8 +19,10 @@ from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
+from pretrain.faults import Faults
 from pretrain.loop import LoopParts, finish_step, save, show, stop_here, train
 from pretrain.machine.signals import StopRequest
+from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.rows import RowMaker
@@ -197,7 +199,7 @@ def _parts(
         config=config,
         task=built.task,
         state=built.state,
-        learning_rate=built.learning_rate,
+        schedule=built.learning_rate,
         validator=Validator(
             built.task,
             prepared.data.train,
@@ -210,9 +212,9 @@ def _parts(
         rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device),
         sinks=sinks,
         stop=stop,
+        faults=Faults(config.faults, writer.number),
         check_data=prepared.data.check_unchanged,
         last_durable_step=durable_step,
-        results={},
     )
 
 
@@ -224,6 +226,10 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
 def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str]) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
+    set_learning_rate(state.optimizer, parts.learning_rate(state.step))
+    if origin is not None:
+        every = prepared.config.checkpoint.checkpoint_every_n_steps
+        parts.targets = find_targets(Path(prepared.config.run.dir), origin, every)
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)
     show(parts, begin)

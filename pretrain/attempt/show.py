@@ -46,6 +46,10 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     for record in data.records:
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
         details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
+    copies = config.spikes.targets_in_memory
+    if copies:
+        each = sum(tensor.nbytes for tensor in state.tensors().values())
+        details.append(("going back", f"{copies} checkpoints also in memory, {copies * each:,} bytes"))
     if not data.held_out:
         details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
     if origin is not None:

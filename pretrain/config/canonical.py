@@ -100,12 +100,14 @@ def _chosen(choice: Choice[Any], key: str) -> dict[str, Any]:
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    """The keys of a settings object; a mapping in it is one of `data`'s maps from domain to source."""
+    """The keys of a settings object, its groups too; a mapping in it is one of `data`'s maps from domain to source."""
     tree: dict[str, Any] = {}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
         if isinstance(value, Mapping):
             tree[one.name] = {domain: _chosen(choice, SOURCE.key) for domain, choice in value.items()}
+        elif dataclasses.is_dataclass(value):
+            tree[one.name] = _plain(value)
         else:
             tree[one.name] = list(value) if isinstance(value, tuple) else value
     return tree

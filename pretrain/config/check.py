@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import decoder
-from pretrain.policy import guard, schedule
+from pretrain.policy import fault_plan, guard, schedule
 from pretrain.policy.guard import GuardSettings
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
@@ -47,6 +47,7 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_ranges(config),
         *_validation(config),
         *_paths(config),
+        *fault_plan.contradictions(config.faults),
     ]
 
 
@@ -92,8 +93,8 @@ def _precision(config: RunConfig, is_given: bool) -> Iterator[str]:
     use_amp, precision = config.training.use_amp, config.training.precision
     if use_amp is None or not is_given:
         return
-    if use_amp != (precision == "bfloat16"):
-        meant = "bfloat16" if use_amp else "float32"
+    meant = "bfloat16" if use_amp else "float32"
+    if precision != meant:
         yield (
             f"training.use_amp: {'true' if use_amp else 'false'} means {meant}, but training.precision is "
             f"{precision}; keep one of the two"

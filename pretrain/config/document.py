@@ -14,6 +14,7 @@ from pretrain.config.settings import (
     SOURCE,
     NamedSection,
     Setting,
+    groups_of,
     plain_sections,
     settings_of,
 )
@@ -56,7 +57,7 @@ def explanations(cls: type[Any]) -> tuple[str, dict[str, str]]:
         elif line.strip():
             name, _, text = line.partition(": ")
             found[name] = text.strip()
-    keys = list(settings_of(cls)) + [one for one in domain_maps(cls) if one in found]
+    keys = [*settings_of(cls), *groups_of(cls), *(one for one in domain_maps(cls) if one in found)]
     if sorted(found) != sorted(keys) or not all(found.values()):
         raise ValueError(f"{cls.__name__}: its docstring explains {list(found)}, expected {keys}")
     return " ".join(sentence.split()), found
@@ -64,7 +65,8 @@ def explanations(cls: type[Any]) -> tuple[str, dict[str, str]]:
 
 def domain_maps(cls: type[Any]) -> list[str]:
     """The fields of `data` that map a domain to a source, which are documented by their sources."""
-    return [one.name for one in dataclasses.fields(cls) if one.name not in settings_of(cls)]
+    known = {**settings_of(cls), **groups_of(cls)}
+    return [one.name for one in dataclasses.fields(cls) if one.name not in known]
 
 
 def text() -> str:
@@ -79,9 +81,7 @@ def _sections() -> Iterator[str]:
         if section in NAMED:
             yield from _entries(NAMED[section], section)
             continue
-        sentence, explained = explanations(plain[section])
-        yield f"{sentence}\n"
-        yield from _table(plain[section], explained)
+        yield from _settings(plain[section], section)
         if section == "data":
             yield "### data.train.DOMAIN and data.validation.DOMAIN\n"
             yield from _entries(SOURCE, "data.train.DOMAIN")
@@ -91,14 +91,22 @@ def _entries(chooser: NamedSection, where: str) -> Iterator[str]:
     names = ", ".join(f"`{name}`" for name in chooser.table)
     yield f"`{where}.{chooser.key}` picks one of {names}; by default `{chooser.default}`.\n"
     for name, entry in chooser.table.items():
-        sentence, explained = explanations(entry.settings)
-        yield f"**{name}**: {sentence}\n"
-        yield from _table(entry.settings, explained)
+        yield from _settings(entry.settings, where, name)
 
 
-def _table(cls: type[Any], explained: dict[str, str]) -> Iterator[str]:
-    settings = settings_of(cls)
-    others = {name: text for name, text in explained.items() if name not in settings}
+def _settings(cls: type[Any], where: str, name: str = "", defaults: Any = None, meaning: str = "") -> Iterator[str]:
+    """One settings class and the groups in it; meaning: what the key that holds it is, where it is a group."""
+    sentence, explained = explanations(cls)
+    yield f"{f'**{name}**: ' if name else ''}{meaning or sentence}\n"
+    yield from _table(cls, explained, defaults)
+    for key, group in groups_of(cls, defaults).items():
+        yield f"### {where}.{key}\n"
+        yield from _settings(group.settings, f"{where}.{key}", "", group.defaults, _capital(explained[key]))
+
+
+def _table(cls: type[Any], explained: dict[str, str], defaults: Any) -> Iterator[str]:
+    settings = settings_of(cls, defaults)
+    others = {name: explained[name] for name in domain_maps(cls) if name in explained}
     if not settings and not others:
         return
     yield "| key | takes | default | meaning |"
@@ -128,6 +136,10 @@ def _resume() -> Iterator[str]:
 
 def _default(setting: Setting) -> str:
     return "required" if setting.default is dataclasses.MISSING else f"`{value_text(setting.default)}`"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cell(meaning: str) -> str:

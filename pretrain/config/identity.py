@@ -64,9 +64,7 @@ def identity_sha256(config: RunConfig, data_hashes: Mapping[str, str]) -> str:
             settings.pop("path", None)
             if f"{kind}.{domain}" in data_hashes:
                 settings["sha256"] = data_hashes[f"{kind}.{domain}"]
-    for section, settings in tree.items():
-        tree[section] = {key: value for key, value in settings.items() if not is_resumable(f"{section}.{key}")}
-    return hashlib.sha256(text_of(tree).encode()).hexdigest()
+    return hashlib.sha256(text_of(_kept(tree)).encode()).hexdigest()
 
 
 def difference(parent: RunConfig, child: RunConfig) -> Difference:
@@ -88,6 +86,15 @@ def resumed(parent: RunConfig, overrides: Sequence[str]) -> RunConfig:
     if refused:
         raise ConfigError("\n".join(_refusal(change) for change in refused))
     return child
+
+
+def _kept(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The tree without what a resume may change."""
+    return {
+        name: _kept(value, f"{above}{name}.") if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if isinstance(value, dict) or not is_resumable(f"{above}{name}")
+    }
 
 
 def _refusal(change: Change) -> str:

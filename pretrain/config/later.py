@@ -3,11 +3,9 @@
 LATER: frozenset[str] = frozenset(
     [
         "init",
-        "spikes",
         "monitors",
         "thermal",
         "parallel",
-        "faults",
         "training.compile",
         "training.activation_checkpointing",
         "training.watchdog_timeout_seconds",
@@ -20,7 +18,6 @@ LATER: frozenset[str] = frozenset(
         "data.train.*.weight",
         "model.size",
         "model.norm",
-        "model.norm_position",
         "model.activation",
         "model.positions",
         "model.qk_norm",

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ from pretrain.config import check, strict_yaml
 from pretrain.config.overrides import Document
 from pretrain.config.parts import Part, parts_of
 from pretrain.config.references import UNSET, ReferenceFaultError, References, UnsetTargetError
-from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, RunConfig, settings_of
+from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, RunConfig, groups_of, settings_of
 from pretrain.config.values import UnfitError, expected_of, fit
 from pretrain.errors import ConfigError
 from pretrain.registry import Choice
@@ -80,12 +80,12 @@ def _values(document: Document, parts: Sequence[Part]) -> tuple[dict[Path, Any],
     for part in parts:
         if part.chooser is not None:
             leaves[(*part.path, part.chooser.key)] = part.name
-        for setting in settings_of(part.settings).values():
+        for setting in part.own.values():
             default = UNSET if setting.default is dataclasses.MISSING else setting.default
             leaves[(*part.path, setting.name)] = part.given.get(setting.name, default)
     references, values, problems = References(leaves), {}, []
     for part in parts:
-        for setting in settings_of(part.settings).values():
+        for setting in part.own.values():
             path = (*part.path, setting.name)
             key, origin = ".".join(path), document.origin(path)
             try:
@@ -104,32 +104,33 @@ def _values(document: Document, parts: Sequence[Part]) -> tuple[dict[Path, Any],
 
 
 def _assemble(parts: Sequence[Part], values: dict[Path, Any]) -> RunConfig:
-    sections: dict[str, Any] = {}
+    by_path = {part.path: part for part in parts}
     domains: dict[str, dict[str, Choice[Any]]] = {name: {} for name in DOMAIN_MAPS}
     for part in parts:
-        given = {name: values[(*part.path, name)] for name in settings_of(part.settings)}
         if part.is_domain:
-            domains[part.path[1]][part.path[2]] = Choice(part.name, _instance(part.settings, given))
-        elif part.path[0] in NAMED:
-            sections[part.path[0]] = Choice(part.name, _instance(part.settings, given))
-        elif part.path[0] == "data":
-            views = {name: MappingProxyType(choices) for name, choices in domains.items()}
-            sections["data"] = _instance(part.settings, given, **views)
-        else:
-            sections[part.path[0]] = _instance(part.settings, given)
-    return RunConfig(**{name: sections[name] for name in SECTIONS})
+            domains[part.path[1]][part.path[2]] = Choice(part.name, _instance(part, by_path, values))
+    sections: dict[str, Any] = {}
+    for section in SECTIONS:
+        part = by_path[(section,)]
+        maps = {name: MappingProxyType(choices) for name, choices in domains.items()} if section == "data" else {}
+        made = _instance(part, by_path, values, **maps)
+        sections[section] = Choice(part.name, made) if section in NAMED else made
+    return RunConfig(**sections)
 
 
-def _instance(settings: type[Any], given: dict[str, Any], **domains: Any) -> Any:
-    """A settings object by way of OmegaConf's schema of its keys, the second gate behind `fit`."""
-    fields = tuple((setting.name, setting.annotation) for setting in settings_of(settings).values())
-    merged = OmegaConf.to_object(OmegaConf.merge(_schema(settings.__name__, fields), given))
-    return settings(**{name: getattr(merged, name) for name in given}, **domains)
+def _instance(part: Part, by_path: Mapping[Path, Part], values: dict[Path, Any], **domains: Any) -> Any:
+    """A settings object by way of OmegaConf's schema of its keys, the second gate behind `fit`; its groups first."""
+    groups = {name: _instance(by_path[(*part.path, name)], by_path, values) for name in groups_of(part.settings)}
+    own = settings_of(part.settings)
+    given = {name: values[(*part.path, name)] for name in own}
+    fields = tuple((setting.name, setting.annotation) for setting in own.values())
+    merged = OmegaConf.to_object(OmegaConf.merge(_schema(part.settings.__name__, fields), given))
+    return part.settings(**{name: getattr(merged, name) for name in given}, **groups, **domains)
 
 
 @cache
 def _schema(name: str, fields: tuple[tuple[str, Any], ...]) -> Any:
-    """The keys of a settings class with their types, without the domain maps of `data`.
+    """The keys of a settings class that hold a value, with their types.
 
     OmegaConf cannot type a map whose entries are of several classes; each of those has a schema of its own.
     """

@@ -1,7 +1,7 @@
 """Which settings class answers for each stretch of a configuration, and the keys that nothing answers for."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,24 @@ from pretrain.config.settings import (
     SECTIONS,
     SOURCE,
     NamedSection,
+    Setting,
+    groups_of,
     plain_sections,
     settings_of,
 )
 from pretrain.config.values import near, shown
 
 Path = tuple[str, ...]
+_DOMAIN_MAPS = tuple(("data", kind) for kind in DOMAIN_MAPS)
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A section, or one domain of `data`: the settings class that types it, and the values given for it.
+    """A section, a group in one, or one domain of `data`: the settings class that types it, and the values given.
 
-    path: ("training",) or ("data", "train", DOMAIN). chooser, name: how it picked its entry and which; None
-    and "" for a section that is always the same.
+    path: ("training",), ("spikes", "loss") or ("data", "train", DOMAIN). chooser, name: how it picked its entry and
+    which; None and "" where the class is always the same. defaults: see `settings_of`.
     """
 
     path: Path
@@ -36,17 +39,23 @@ class Part:
     given: Mapping[str, Any]
     chooser: NamedSection | None = None
     name: str = ""
+    defaults: Any = None
 
     @property
     def is_domain(self) -> bool:
-        return len(self.path) == 3
+        return self.chooser is SOURCE
+
+    @property
+    def own(self) -> Mapping[str, Setting]:
+        """The settings that hold a value here, with the defaults that hold here."""
+        return settings_of(self.settings, self.defaults)
 
     @property
     def keys(self) -> list[str]:
         """The keys that may stand in it."""
         own = [] if self.chooser is None else [self.chooser.key]
         maps = DOMAIN_MAPS if self.path == ("data",) else ()
-        return [*own, *settings_of(self.settings), *maps]
+        return [*own, *self.own, *groups_of(self.settings), *maps]
 
 
 def parts_of(document: Document) -> tuple[list[Part], list[str]]:
@@ -74,7 +83,7 @@ class _Survey:
         if section in NAMED:
             self._named((section,), NAMED[section], given)
             return
-        self.parts.append(Part((section,), plain_sections()[section], given))
+        self._add(Part((section,), plain_sections()[section], given))
         for kind in DOMAIN_MAPS if section == "data" else ():
             self._domains(kind, self._mapping((section, kind), given.get(kind, {})))
 
@@ -82,7 +91,7 @@ class _Survey:
         for key in part.given:
             if key not in part.keys:
                 path = (*part.path, key)
-                self._report(path, f"is not a setting of {part.name or part.path[0]}{self._hint(part, key)}")
+                self._report(path, f"is not a setting of {part.name or '.'.join(part.path)}{self._hint(part, key)}")
 
     def unknown_sections(self) -> None:
         for name in self.document.tree:
@@ -119,22 +128,25 @@ class _Survey:
             hint = f"; did you mean {guess}?" if guess else ""
             self._report(key, f"must be one of {', '.join(chooser.table)}; found {shown(name)}{hint}")
             return
-        self.parts.append(Part(path, chooser.table[name].settings, given, chooser, name))
+        self._add(Part(path, chooser.table[name].settings, given, chooser, name))
+
+    def _add(self, part: Part) -> None:
+        """Take a part in, and after it the groups in it."""
+        self.parts.append(part)
+        for name, group in groups_of(part.settings, part.defaults).items():
+            path = (*part.path, name)
+            given = self._mapping(path, part.given.get(name, {}))
+            self._add(Part(path, group.settings, given, defaults=group.defaults))
 
     def _choosers(self) -> dict[Path, Any]:
         """What is written anywhere, and the default of every name, for the names that are references."""
         leaves: dict[Path, Any] = {}
         for section, value in self.document.tree.items():
-            given = value if isinstance(value, dict) else {}
-            if section in NAMED:
-                leaves[section, NAMED[section].key] = NAMED[section].default
-            leaves.update({(section, key): inner for key, inner in given.items()})
-            for kind in DOMAIN_MAPS if section == "data" else ():
-                domains = given.get(kind)
-                for domain, inner in domains.items() if isinstance(domains, dict) else ():
-                    leaves["data", kind, domain, SOURCE.key] = SOURCE.default
-                    if isinstance(inner, dict):
-                        leaves.update({("data", kind, domain, key): one for key, one in inner.items()})
+            leaves.update(_written((section,), value))
+            for kind in DOMAIN_MAPS if section == "data" and isinstance(value, dict) else ():
+                domains = value.get(kind)
+                for domain in domains if isinstance(domains, dict) else ():
+                    leaves.setdefault(("data", kind, domain, SOURCE.key), SOURCE.default)
         for section, chooser in NAMED.items():
             leaves.setdefault((section, chooser.key), chooser.default)
         return leaves
@@ -164,9 +176,20 @@ class _Survey:
     def _mapping(self, path: Path, value: Any) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
-        what = "a domain" if len(path) == 3 else "domains by name" if len(path) == 2 else "a section"
+        what = "a section" if len(path) == 1 else "a group of settings"
+        if path[:2] in _DOMAIN_MAPS:
+            what = "a domain" if len(path) == 3 else "domains by name"
         self._report(path, f"must be {what}, a mapping of keys to values; found {shown(value)}")
         return {}
 
     def _report(self, path: Path, text: str) -> None:
         self.problems.append(f"{self.document.origin(path)}: {'.'.join(path)} {text}")
+
+
+def _written(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """Every value in what was written below a path."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _written((*path, name), inner)
+    else:
+        yield path, value

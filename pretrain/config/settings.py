@@ -4,14 +4,17 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from pretrain.data import SOURCES, DataSettings
 from pretrain.models import MODELS
 from pretrain.optimizers import OPTIMIZERS
+from pretrain.policy.fault_plan import FaultSettings
 from pretrain.policy.guard import GuardSettings
 from pretrain.policy.retention import CheckpointSettings
 from pretrain.policy.schedule import SCHEDULES
+from pretrain.policy.spikes import SpikeSettings
 from pretrain.registry import Choice, Entry, limited
 from pretrain.tasks import TASKS
 from pretrain.telemetry import TelemetrySettings
@@ -34,7 +37,8 @@ class TrainingSettings:
     max_steps: completed optimizer steps at which the run ends; a resume may raise it.
     seed: start of every random stream: initial weights, the order of samples, synthetic signals.
     device: `cpu` or `cuda`, exactly.
-    precision: arithmetic of the forward and backward pass; parameters and optimizer state stay float32.
+    precision: arithmetic of the forward and backward pass; parameters and optimizer state stay float32, and float16
+      scales the loss by itself.
     use_amp: sets `precision` in other words, true = bfloat16, false = float32, and is null once it has.
     batch_size: samples in a micro-batch.
     gradient_accumulation_steps: micro-batches in one optimizer step.
@@ -46,7 +50,7 @@ class TrainingSettings:
     max_steps: int = limited(dataclasses.MISSING, at_least=1)
     seed: int = limited(1, at_least=0)
     device: str = limited("cpu", choices=("cpu", "cuda"))
-    precision: str = limited("float32", choices=("float32", "bfloat16"))
+    precision: str = limited("float32", choices=("float32", "bfloat16", "float16"))
     use_amp: bool | None = None
     batch_size: int = limited(16, at_least=1)
     gradient_accumulation_steps: int = limited(1, at_least=1)
@@ -81,9 +85,11 @@ class RunConfig:
     optimizer: Choice[Any]
     scheduler: Choice[Any]
     guard: GuardSettings
+    spikes: SpikeSettings
     checkpoint: CheckpointSettings
     validation: ValidationSettings
     telemetry: TelemetrySettings
+    faults: FaultSettings
 
     @property
     def validates_on_training_data(self) -> bool:
@@ -132,15 +138,62 @@ def plain_sections() -> Mapping[str, type[Any]]:
     return {name: hints[name] for name in SECTIONS if name not in NAMED}
 
 
-def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
-    """The keys of a settings class in their order, without the domain maps of `data`."""
+def settings_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Setting]:
+    """The keys of a settings class that hold a value, in their order.
+
+    defaults: an instance of `cls` whose values are the defaults; None = those of the class. The groups of `cls`, and
+    the domain maps of `data`, are not among them.
+    """
     hints = typing.get_type_hints(cls)
     found = {}
     for one in dataclasses.fields(cls):
-        if cls is DataSettings and one.name in DOMAIN_MAPS:
+        if _is_group(hints[one.name]) or (cls is DataSettings and one.name in DOMAIN_MAPS):
             continue
-        default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        default = _default(one) if defaults is None else getattr(defaults, one.name)
         if default == "???":
             default = dataclasses.MISSING
         found[one.name] = Setting(one.name, hints[one.name], default, one.metadata)
     return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """A key that holds settings of its own, such as `spikes.loss`: their class, and an instance with their defaults.
+
+    defaults: None where the defaults are those of the class.
+    """
+
+    settings: type[Any]
+    defaults: Any
+
+
+def groups_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Group]:
+    """The keys of a settings class that hold settings of their own, in their order; `defaults` as in settings_of."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for one in dataclasses.fields(cls):
+        if _is_group(hints[one.name]):
+            default = _default(one) if defaults is None else getattr(defaults, one.name)
+            found[one.name] = Group(hints[one.name], None if default is dataclasses.MISSING else default)
+    return found
+
+
+@cache
+def depth_of(section: str) -> int:
+    """How many names the longest key of a section has; 2 for `training.seed`, and for a section that there is not."""
+    classes = [entry.settings for entry in NAMED[section].table.values()] if section in NAMED else []
+    if section in SECTIONS and not classes:
+        classes = [plain_sections()[section]]
+    return 1 + max(map(_levels, classes), default=1)
+
+
+def _levels(cls: type[Any]) -> int:
+    return 1 + max((_levels(group.settings) for group in groups_of(cls).values()), default=0)
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)

@@ -131,6 +131,13 @@ class StatefulLoader:
             self._read_ahead(self._threads)
         return step
 
+    def skip_steps(self, count: int) -> None:
+        """Move the state past `count` steps without reading them; an epoch ends where it would have ended."""
+        state = self._state
+        for _ in range(count):
+            state = self._plan.after(state)
+        self.restore(state)
+
     def identify(self, step: StepBatch) -> list[SampleIdentity]:
         """Return where each sample of a step comes from, in the order of its rows."""
         indices = self._plan.order(step.epoch, step.position, self._plan.step_samples)

@@ -147,7 +147,7 @@ def _files(value: Any, where: str) -> tuple[CheckpointFile, ...]:
 
 
 def _scalars(value: Any, where: str) -> dict[str, Any]:
-    """`value`, once it has the shape of FORMATS; what guard, spikes and scaler hold is for their owners."""
+    """`value`, once it has the shape of FORMATS; what guard and spikes hold is for their owners."""
     scalars = canonical.fields(value, _SCALARS, where)
     loader = canonical.fields(scalars["loader"], ("epoch", "position"), f"{where}: loader")
     for name, count in loader.items():
@@ -156,7 +156,10 @@ def _scalars(value: Any, where: str) -> dict[str, Any]:
     _object(scalars["guard"], f"{where}: guard")
     _object(scalars["spikes"], f"{where}: spikes")
     if scalars["scaler"] is not None:
-        _object(scalars["scaler"], f"{where}: scaler")
+        scaler = canonical.fields(scalars["scaler"], ("scale", "growth_tracker"), f"{where}: scaler")
+        if _finite(scaler["scale"], f"{where}: scaler.scale") <= 0:
+            raise IntegrityError(f"{where}: scaler.scale: expected more than 0")
+        canonical.integer(scaler["growth_tracker"], f"{where}: scaler.growth_tracker")
     for row in canonical.items(scalars["best"], f"{where}: best"):
         best = canonical.fields(row, ("step", "value"), f"{where}: best")
         canonical.integer(best["step"], f"{where}: best: step")

@@ -64,6 +64,45 @@ def skipped(
     }
 
 
+def rolled_back(
+    *,
+    step: int,
+    batch: int,
+    undone_steps: int,
+    rung: int,
+    quarantined: tuple[int, int],
+    learning_rate_factor: float,
+    incident: int,
+) -> dict[str, Any]:
+    """The trajectory put back to `step`; `batch` is the one at which that was decided."""
+    return {
+        "event": "rolled_back",
+        "step": step,
+        "batch": batch,
+        "undone_steps": undone_steps,
+        "rung": rung,
+        "quarantined": list(quarantined),
+        "learning_rate_factor": learning_rate_factor,
+        "incident": incident,
+    }
+
+
+def alarm(
+    *, step: int, batch: int, name: str, state: str, value: float, threshold: float, subject: str | None = None
+) -> dict[str, Any]:
+    """Something that stands out and is only recorded; state: raised or cleared."""
+    return {
+        "event": "alarm",
+        "step": step,
+        "batch": batch,
+        "name": name,
+        "subject": subject,
+        "state": state,
+        "value": value,
+        "threshold": threshold,
+    }
+
+
 def validation(
     *,
     step: int,

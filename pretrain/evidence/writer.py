@@ -38,6 +38,10 @@ class AttemptWriter:
         """Append one operation, with the clock, to events.jsonl."""
         self._events.write(name, step, **fields)
 
+    def sync(self) -> None:
+        """Make the rows so far durable."""
+        self._metrics.sync()
+
     def save(
         self, tensors: Mapping[str, torch.Tensor], *, step: int, batch: int, scalars: Mapping[str, Any]
     ) -> SavedCheckpoint:

@@ -9,7 +9,7 @@ from torch import nn
 from pretrain.batch import InputSpec
 from pretrain.errors import ConfigError
 from pretrain.models.initialization import initialize
-from pretrain.models.parts import NORM_EPS, Block, Embedding, Linear, float32_linear, rotary_tables
+from pretrain.models.parts import NORM_EPS, NORM_POSITIONS, Block, Embedding, Linear, float32_linear, rotary_tables
 from pretrain.registry import limited
 
 FFN_MULTIPLE = 32
@@ -17,13 +17,15 @@ FFN_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """A pre-norm decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases.
+    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases.
 
     width: size of the residual stream; a multiple of 2 * heads.
     layers: number of residual blocks.
     heads: query heads of each attention; must divide `width`, and leave each head an even size.
     kv_heads: key and value heads, each shared by heads / kv_heads query heads; must divide `heads`.
     ffn_width: hidden size of the feed-forward layer; null = 8/3 of `width`, rounded up to a multiple of 32.
+    norm_position: `pre` normalises what a sublayer reads, `post` the sum of what it read and wrote; a deep `post` model
+        needs a long warmup and a low learning rate.
     rope_base: base of the geometric series of rotary wavelengths.
     tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers).
@@ -34,6 +36,7 @@ class DecoderSettings:
     heads: int = limited(4, at_least=1)
     kv_heads: int = limited(4, at_least=1)
     ffn_width: int | None = limited(None, at_least=1)
+    norm_position: str = limited("pre", choices=NORM_POSITIONS)
     rope_base: float = limited(10000.0, above=1)
     tie_embeddings: bool = True
     init_std: float = limited(0.02, above=0)
@@ -70,7 +73,8 @@ class Trunk(nn.Module):
             self.embed_patches = Linear(spec.size, width)
         hidden = ffn_width(settings)
         self.layers = nn.ModuleList(
-            Block(width, settings.heads, settings.kv_heads, hidden) for _ in range(settings.layers)
+            Block(width, settings.heads, settings.kv_heads, hidden, settings.norm_position)
+            for _ in range(settings.layers)
         )
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
         cos, sin = rotary_tables(max_positions, head_size, settings.rope_base)

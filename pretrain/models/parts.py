@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 NORM_EPS = 1e-6
+NORM_POSITIONS = ("pre", "post")
 
 
 class Linear(nn.Linear):
@@ -98,16 +99,25 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm residual block: attention, then the feed-forward layer."""
+    """One residual block: attention, then the feed-forward layer, the norm before or after each.
 
-    def __init__(self, width: int, heads: int, kv_heads: int, ffn_width: int) -> None:
+    The parameters have the same names in both: of a post-norm block, `post_attention_layernorm` is the second norm.
+    Xiong et al., arXiv 2002.04745, figure 1.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int, ffn_width: int, norm_position: str = "pre") -> None:
         super().__init__()
+        self.norms_last = norm_position == "post"
         self.input_layernorm = nn.RMSNorm(width, eps=NORM_EPS)
         self.self_attn = Attention(width, heads, kv_heads)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=NORM_EPS)
         self.mlp = SwiGLU(width, ffn_width)
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if self.norms_last:
+            hidden = self.input_layernorm(hidden + self.self_attn(hidden, cos, sin))
+            normed: torch.Tensor = self.post_attention_layernorm(hidden + self.mlp(hidden))
+            return normed
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin)
         added: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added

@@ -34,12 +34,14 @@ class StepReport:
     loss: mean over everything supervised in the step.
     gradient_norm: global norm before clipping; clipped_norm: after it (the same without clipping).
     largest: largest absolute element of the clipped gradients (NaN if one is NaN); None = not scanned.
+    overflowed: the norm is not finite because of the loss scale alone, see `policy/loss_scale.py`.
     """
 
     loss: float
     gradient_norm: float
     clipped_norm: float
     largest: float | None = None
+    overflowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def judge(report: StepReport, state: GuardState, settings: GuardSettings, step: 
 
     r counts the refusals of the last `nan_retry_window_steps` steps (all of them if that is 0); those in a
     row share one value of `step`, so they always count. r >= max_nan_retries fails the attempt: with 3, three
-    steps are skipped and the fourth refusal fails.
+    steps are skipped and the fourth refusal fails. A step that only overflowed is skipped and does not count.
     """
     assert report.largest is not None or not needs_scan(report, settings, step), "judged without its scan"
     remembered = _remembered(state, settings, step)
@@ -88,6 +90,8 @@ def judge(report: StepReport, state: GuardState, settings: GuardSettings, step: 
     reason = _unhealthy(report, settings)
     if reason is None:
         return Judgement("accept", None, retries, remembered)
+    if report.overflowed:
+        return Judgement("skip", reason, retries, remembered)
     if retries >= settings.max_nan_retries:
         return Judgement("fail", reason, retries, remembered)
     return Judgement("skip", reason, retries, GuardState((*remembered.retries, step)))

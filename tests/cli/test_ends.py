@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pretrain import files, loop
+from pretrain import files
 from pretrain.attempt import start_attempt
+from pretrain.loop import boundary
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Event, Note
 from tests.cli.calling import pretrain
@@ -82,7 +83,7 @@ def test_what_nobody_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def fails(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(loop, "ranked_value", fails)
+    monkeypatch.setattr(boundary, "ranked_value", fails)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         pretrain("train", "--config", write_config(tmp_path), "--quiet")
     record = outcome(tmp_path / "run")

@@ -6,7 +6,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pretrain.config.canonical import text_of
-from pretrain.config.settings import NAMED, SECTIONS, SOURCE, NamedSection, Setting, plain_sections, settings_of
+from pretrain.config.settings import (
+    NAMED,
+    SECTIONS,
+    SOURCE,
+    NamedSection,
+    Setting,
+    groups_of,
+    plain_sections,
+    settings_of,
+)
+from pretrain.policy.fault_plan import KINDS
 
 TRICKY = [
     *("no", "y", "true", "null", "~", "010", "0x1f", "1e3", ".5", "1_000", ".nan", "12:30", "2026-01-01"),
@@ -61,11 +71,22 @@ def _scalar(kind: Any, setting: Setting) -> st.SearchStrategy[Any]:
 
 @st.composite
 def _settings(draw: Any, cls: type[Any]) -> dict[str, Any]:
-    return {
+    own = {
         name: draw(value_of(setting))
         for name, setting in settings_of(cls).items()
         if not name.startswith("scheduler_warm")
     }
+    return own | {name: draw(_settings(group.settings)) for name, group in groups_of(cls).items()}
+
+
+@st.composite
+def _faults(draw: Any) -> list[str]:
+    """Faults to inject, each kind once, so that none is there twice."""
+    found = []
+    for kind in draw(st.lists(st.sampled_from(KINDS), unique=True)):
+        value = draw(st.sampled_from(["x8", "x0.5", "x1e20"])) if kind in ("huge_grad", "temperature") else ""
+        found.append(f"{kind}@{draw(st.integers(0, 10**9))}{value}")
+    return found
 
 
 @st.composite
@@ -97,6 +118,7 @@ def texts(draw: Any) -> str:
         tree["task"]["patch_samples"] += 1
     tree["data"]["sequence_length"] = 2 * draw(st.integers(1, 9)) * tree["task"].get("patch_samples", 1)
     tree["training"]["use_amp"] = None
+    tree["faults"]["inject"] = draw(_faults())
     kv_heads, groups, half = draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99)))
     tree["model"] |= {"kv_heads": kv_heads, "heads": kv_heads * groups, "width": 2 * kv_heads * groups * half}
     tree["validation"]["rank_by"] = draw(

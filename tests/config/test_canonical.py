@@ -1,5 +1,6 @@
 """The canonical text: every key, one order, the same bits when it is read again, by any YAML reader."""
 
+import dataclasses
 import math
 import struct
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pretrain.config import parse, strict_yaml, to_yaml, tree_of
 from pretrain.config.canonical import text_of, value_text
-from pretrain.config.settings import NAMED, SECTIONS, plain_sections, settings_of
+from pretrain.config.settings import NAMED, SECTIONS, groups_of, plain_sections, settings_of
 from tests.config.random_configs import TRICKY, texts
 from tests.config.written import IQ, config
 
@@ -59,7 +60,10 @@ def test_every_key_is_written_in_order() -> None:
     tree = tree_of(config(text=IQ))
     assert tuple(tree) == SECTIONS
     for section, cls in plain_sections().items():
-        assert [key for key in tree[section] if key not in ("train", "validation")] == list(settings_of(cls))
+        keys = [one.name for one in dataclasses.fields(cls)]
+        assert list(tree[section]) == keys
+        for name, group in groups_of(cls).items():
+            assert list(tree[section][name]) == list(settings_of(group.settings))
     for section, chooser in NAMED.items():
         name = tree[section][chooser.key]
         assert list(tree[section]) == [chooser.key, *settings_of(chooser.table[name].settings)]

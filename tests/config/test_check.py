@@ -29,6 +29,19 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
     ),
     (
         TEXT,
+        ["training.use_amp=true", "training.precision=float16"],
+        "use_amp: true means bfloat16, but training.precision is float16",
+    ),
+    (
+        TEXT,
+        ["training.use_amp=false", "training.precision=float16"],
+        "use_amp: false means float32, but training.precision is float16",
+    ),
+    (TEXT, ["faults.inject=[nan_grad]"], "faults.inject: 'nan_grad' is not kind@batch or kind@batchxVALUE"),
+    (TEXT, ["faults.inject=[nan_gard@5]"], "'nan_gard@5' has no kind of fault; did you mean nan_grad?"),
+    (TEXT, ["faults.inject=[kill@5, kill@5]"], "'kill@5' is 'kill@5' again; a kind fires once at a batch"),
+    (
+        TEXT,
         ["validation.rank_by=corpsu"],
         "validation.rank_by must be mean or a validation domain (corpus); found 'corpsu'",
     ),
@@ -69,6 +82,7 @@ def test_every_contradiction_is_listed() -> None:
         (["training.use_amp=false"], "float32"),
         (["training.use_amp=null", "training.precision=bfloat16"], "bfloat16"),
         (["training.use_amp=true", "training.precision=bfloat16"], "bfloat16"),
+        (["training.precision=float16"], "float16"),
     ],
 )
 def test_use_amp_becomes_precision(overrides: list[str], precision: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config import document
-from pretrain.config.settings import NAMED, SECTIONS, SOURCE, plain_sections, settings_of
+from pretrain.config.settings import NAMED, SECTIONS, SOURCE, groups_of, plain_sections, settings_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -26,9 +26,20 @@ def test_every_key_and_every_entry_is_in_it() -> None:
             assert f"\n**{name}**: " in text
             for key in settings_of(entry.settings):
                 assert f"| `{key}` | " in text
-    for cls in plain_sections().values():
+    for section, cls in plain_sections().items():
         for key in settings_of(cls):
             assert f"| `{key}` | " in text
+        for name, group in groups_of(cls).items():
+            _, _, own = text.partition(f"\n### {section}.{name}\n")
+            for key in settings_of(group.settings):
+                assert f"| `{key}` | " in own.partition("\n#")[0]
+
+
+def test_a_group_is_documented_with_the_defaults_of_its_place() -> None:
+    text = document.text()
+    for name, default in (("loss", "roll_back"), ("gradient", "skip"), ("update", "record")):
+        own = text.partition(f"\n### spikes.{name}\n")[2].partition("\n#")[0]
+        assert f"| `{default}` | `record` it" in own
 
 
 @dataclass(frozen=True)

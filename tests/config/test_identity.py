@@ -46,6 +46,11 @@ REFUSED = [
     "scheduler.scheduler_total_steps=21",
     "scheduler.min_lr_ratio=0.5",
     "guard.max_nan_retries=4",
+    "spikes.loss.action=skip",
+    "spikes.update.threshold=5",
+    "spikes.targets_in_memory=0",
+    "faults.inject=[nan_grad@5]",
+    "model.norm_position=post",
     "checkpoint.checkpoint_every_n_steps=50",
     "checkpoint.num_best_checkpoints=2",
     "validation.validate_every_n_steps=50",
@@ -128,6 +133,14 @@ def test_identity_follows_the_data_and_not_its_path() -> None:
     iq = config(text=IQ)
     assert identity_sha256(iq, IQ_HASHES) == identity_sha256(config("data.train.air.path=b.cu8", text=IQ), IQ_HASHES)
     assert identity_sha256(iq, {**IQ_HASHES, "train.signals": "e" * 64}) != identity_sha256(iq, IQ_HASHES)
+
+
+def test_a_domain_named_like_a_resumable_key_stays_in_the_identity() -> None:
+    def of(span: str) -> str:
+        one = config(f"data.train.path={{path: a.txt, span: [0, {span}]}}")
+        return identity_sha256(one, {**HASHES, "train.path": "c" * 64})
+
+    assert of("0.5") != of("0.6")
 
 
 @pytest.mark.parametrize("hashes", [{}, {"train.corpus": "a"}, {**HASHES, "train.other": "a"}])

@@ -8,9 +8,10 @@ import pytest
 
 from pretrain.config import load, parse, to_yaml
 from pretrain.config.later import LATER
-from pretrain.config.settings import NAMED, SECTIONS, SOURCE, plain_sections, settings_of
+from pretrain.config.settings import NAMED, SECTIONS, SOURCE, groups_of, plain_sections, settings_of
 from pretrain.data.text import TextSettings
 from pretrain.errors import ConfigError
+from pretrain.policy.spikes import SignalSettings, SpikeSettings
 from tests.config.written import IQ, TEXT, config, refusal
 
 # What is added to the small text configuration as an override, and the one line that answers it.
@@ -48,7 +49,27 @@ MISTAKES: list[tuple[str, str]] = [
     ("training.deterministic=no", "training.deterministic must be true or false; found 'no'; write false"),
     ("training.deterministic=True", "training.deterministic must be true or false; found 'True'; write true"),
     ("training.deterministic=1", "training.deterministic must be true or false; found 1"),
-    ("training.precision=float16", "training.precision must be one of float32, bfloat16; found 'float16'"),
+    ("training.precision=fp16", "must be one of float32, bfloat16, float16; found 'fp16'"),
+    ("spikes.los.action=skip", "spikes.los is not a setting of spikes; did you mean loss?"),
+    ("spikes.loss.acton=skip", "spikes.loss.acton is not a setting of spikes.loss; did you mean action?"),
+    ("spikes.loss.zzz=1", "spikes.loss.zzz is not a setting of spikes.loss; expected action, threshold"),
+    ("spikes.threshold=5", "spikes.threshold is not a setting of spikes; did you mean spikes.loss.threshold?"),
+    ("spikes.loss.window_steps=5", "is not a setting of spikes.loss; did you mean spikes.window_steps?"),
+    ("spikes.loss.action=rollback", "found 'rollback'; did you mean roll_back?"),
+    ("spikes.update.action=skip", "spikes.update.action must be one of record, roll_back; found 'skip'"),
+    ("spikes.gradient.threshold=0", "spikes.gradient.threshold must be a finite number above 0; found 0.0"),
+    ("spikes.gradient.threshold=.inf", "found '.inf'; a setting is a finite number"),
+    ("spikes.loss=3", "spikes.loss must be a group of settings, a mapping of keys to values; found 3"),
+    ("spikes={loss: null}", "spikes.loss must be a group of settings, a mapping of keys to values; found null"),
+    ("spikes={loss: {acton: skip}}", "spikes.loss.acton is not a setting of spikes.loss; did you mean action?"),
+    ("spikes.loss.action.x=1", "spikes.loss.action.x goes deeper than any setting"),
+    ("spikes.window_steps.x=1", "spikes.window_steps must be a whole number of at least 16; found a mapping"),
+    ("spikes.window_steps=8", "spikes.window_steps must be a whole number of at least 16; found 8"),
+    ("spikes.learning_rate_factor=1.5", "must be a finite number of at most 1 and above 0; found 1.5"),
+    ("loss.action=skip", "loss is not a section; did you mean spikes.loss?"),
+    ("faults.inject=nan_grad@5", "faults.inject must be a list of any number of values, each text; found 'nan_grad@5'"),
+    ("faults.inject=[5]", "faults.inject must be a list of any number of values, each text; found 5"),
+    ("model.norm_position=mid", "model.norm_position must be one of pre, post; found 'mid'"),
     ("training.grad_clip_max_norm=0", "must be a finite number above 0, or null; found 0.0"),
     ("optimizer.lr=.nan", "optimizer.lr must be a finite number above 0; found '.nan'; a setting is a finite number"),
     ("optimizer.lr=nan", "optimizer.lr must be a finite number above 0; found 'nan'; a setting is a finite number"),
@@ -162,6 +183,36 @@ def test_a_section_is_typed_by_the_entry_it_names() -> None:
     ]
 
 
+def test_a_group_has_the_defaults_of_its_place() -> None:
+    spikes = config().spikes
+    assert spikes == SpikeSettings()
+    assert [spikes.loss.action, spikes.gradient.action, spikes.update.action] == ["roll_back", "skip", "record"]
+    # One key given leaves the others as they are there, not as they are in the class.
+    spikes = config(text=TEXT + "spikes: {loss: {threshold: 4}, gradient: {}}").spikes
+    assert spikes.loss == SignalSettings("roll_back", 4.0)
+    assert spikes.gradient == SignalSettings("skip", 6.0)
+    assert config(text=TEXT + "spikes: {}").spikes == SpikeSettings()
+
+
+def test_a_group_can_be_overridden_key_by_key_or_as_a_mapping_and_referred_to() -> None:
+    text = TEXT + "spikes: {loss: {action: skip}, window_steps: 64}"
+    one = config("spikes.loss.threshold=5", "spikes.gradient={action: record}", text=text).spikes
+    assert (one.loss, one.gradient, one.window_steps) == (SignalSettings("skip", 5.0), SignalSettings(), 64)
+    one = config("spikes.loss.threshold=${spikes.gradient.threshold}", "spikes.gradient.threshold=7").spikes
+    assert one.loss.threshold == one.gradient.threshold == 7.0
+    assert config("spikes.healthy_steps=${spikes.window_steps}").spikes.healthy_steps == 128
+
+
+def test_a_mistake_in_a_group_names_where_it_was_written() -> None:
+    text = TEXT + "spikes:\n  loss: {action: skip, treshold: 5}\n"
+    assert refusal(text=text) == [
+        "x.yaml: spikes.loss.treshold is not a setting of spikes.loss; did you mean threshold?"
+    ]
+    assert refusal("spikes.gradient={action: 5}")[0].startswith(
+        "override spikes.gradient={action: 5}: spikes.gradient.action must be one of record, skip, roll_back; found 5"
+    )
+
+
 def test_nothing_can_be_changed_afterwards() -> None:
     one = config()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -173,7 +224,8 @@ def test_nothing_can_be_changed_afterwards() -> None:
 
 def test_no_list_in_any_settings_class() -> None:
     entries = [entry.settings for section in (*NAMED.values(), SOURCE) for entry in section.table.values()]
-    for cls in (*plain_sections().values(), *entries):
+    groups = [group.settings for cls in plain_sections().values() for group in groups_of(cls).values()]
+    for cls in (*plain_sections().values(), *entries, *groups):
         assert dataclasses.fields(cls) is not None
         assert cls.__dataclass_params__.frozen, cls
         for setting in settings_of(cls).values():

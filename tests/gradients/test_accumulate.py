@@ -91,3 +91,15 @@ def test_s17_a_step_that_supervises_nothing_is_an_error_that_says_where() -> Non
     nothing = StepBatch(cut(samples, [1, 7]).micro_batches[:1], epoch=2, position=40)
     with pytest.raises(ValueError, match=r"epoch 2, position 40: expected supervised units"):
         gradients.accumulate(model, task, nothing, CPU, nullcontext())
+
+
+@pytest.mark.parametrize("kind", ["ragged masks", "text", "iq"])
+def test_a_scale_that_is_a_power_of_two_changes_no_bit_where_nothing_overflows(kind: str) -> None:
+    model, task, samples = float64_case(kind)
+    step = cut(samples, [5, 1, 2])
+    loss, plain, _ = accumulated(model, task, step)
+    scaled_loss, _ = gradients.accumulate(model, task, step, CPU, nullcontext(), 2.0**16)
+    assert float(scaled_loss) == loss
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, plain[name])

@@ -8,7 +8,7 @@ import pytest
 from pretrain.attempt import AttemptResult
 from tests.tiny import go_on, tiny, train
 
-CASES = list(itertools.product(("text", "iq"), ("float32", "bfloat16")))
+CASES = list(itertools.product(("text", "iq"), ("float32", "bfloat16", "float16")))
 
 
 def newest(run_dir: Path) -> Path:

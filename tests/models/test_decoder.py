@@ -1,6 +1,7 @@
 """The decoder: Llama's names and arithmetic, its initialisation, its precisions and its refusals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from pretrain.batch import InputSpec
 from pretrain.errors import ConfigError
 from pretrain.machine.precision import autocast
-from pretrain.models import Decoder, DecoderSettings, blocks, build_decoder
+from pretrain.models import Block, Decoder, DecoderSettings, blocks, build_decoder
 from pretrain.models.decoder import ffn_width
 from pretrain.models.parts import rotary_tables, rotate
 
@@ -121,9 +122,43 @@ def test_the_arithmetic_is_llamas() -> None:
         torch.testing.assert_close(logits.double(), plainly(model, inputs(TOKENS, 16), 100.0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_where_a_block_normalises(position: str) -> None:
+    """Bit for bit what the formula says: x + f(norm(x)), or norm(x + f(x))."""
+    block = Block(16, 4, 2, 32, position)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.5, generator=generator)
+    hidden = torch.randn(3, 7, 16, generator=generator)
+    cos, sin = rotary_tables(7, 4, 10000.0)
+    first, second = block.input_layernorm, block.post_attention_layernorm
+    with torch.no_grad():
+        if position == "pre":
+            middle = hidden + block.self_attn(first(hidden), cos, sin)
+            expected = middle + block.mlp(second(middle))
+        else:
+            middle = first(hidden + block.self_attn(hidden, cos, sin))
+            expected = second(middle + block.mlp(middle))
+        assert torch.equal(block(hidden, cos, sin), expected)
+
+
 @pytest.mark.parametrize("spec", [TOKENS, PATCHES], ids=lambda spec: spec.kind)
-def test_no_position_sees_a_later_one(spec: InputSpec) -> None:
-    model = build_decoder(SMALL, spec, 7, 1)
+def test_the_position_of_the_norms_changes_no_parameter(spec: InputSpec) -> None:
+    default, pre, post = (
+        build_decoder(replace(SMALL, **given), spec, 8, 1)
+        for given in ({}, {"norm_position": "pre"}, {"norm_position": "post"})
+    )
+    assert [name for name, _ in pre.named_parameters()] == [name for name, _ in post.named_parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(pre.parameters(), post.parameters(), strict=True))
+    with torch.no_grad():
+        assert torch.equal(default(inputs(spec)), pre(inputs(spec)))
+        assert not torch.equal(pre(inputs(spec)), post(inputs(spec)))
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("spec", [TOKENS, PATCHES], ids=lambda spec: spec.kind)
+def test_no_position_sees_a_later_one(spec: InputSpec, position: str) -> None:
+    model = build_decoder(replace(SMALL, norm_position=position), spec, 7, 1)
     given = inputs(spec)
     changed = given.clone()
     changed[:, 4] = (changed[:, 4] + 1) % 11
@@ -174,17 +209,18 @@ def test_building_moves_no_generator_but_its_own() -> None:
         assert a.dim() == 1 or not torch.equal(a, c), name
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("spec", [TOKENS, PATCHES], ids=lambda spec: spec.kind)
-def test_under_bfloat16_the_result_and_every_gradient_are_float32(spec: InputSpec) -> None:
+def test_under_16_bits_the_result_and_every_gradient_are_float32(spec: InputSpec, precision: str) -> None:
     model = build_decoder(SMALL, spec, 7, 1)
     exact = model(inputs(spec)).detach()
     kinds: dict[str, torch.dtype] = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, __, output, name=name: kinds.update({name: output.dtype}))
-    with autocast(torch.device("cpu"), "bfloat16"):
+    with autocast(torch.device("cpu"), precision):
         result = model(inputs(spec))
     assert result.dtype == torch.float32
-    assert kinds["model.layers.0.mlp.down_proj"] == torch.bfloat16
+    assert kinds["model.layers.0.mlp.down_proj"] == getattr(torch, precision)
     assert kinds["model.layers.0"] == kinds["model.norm"] == torch.float32
     assert not torch.equal(result, exact)
     torch.testing.assert_close(result, exact, rtol=0.05, atol=0.01)

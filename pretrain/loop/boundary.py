@@ -1,0 +1,84 @@
+"""What is due between two steps: validation, the checkpoint that binds it, pruning, and stopping for a signal."""
+
+from pretrain.errors import RunInterruptedError
+from pretrain.loop.parts import LoopParts, show
+from pretrain.loop.targets import forget_targets, keep_target
+from pretrain.policy.cadence import is_due, is_due_or_last, is_on_cadence
+from pretrain.policy.retention import plan, rank_best
+from pretrain.telemetry.sink import Note, ValidationShown
+from pretrain.validation import DomainResult, baselines_of, measures_of, ranked_value, validation_row
+
+
+def finish_step(parts: LoopParts) -> None:
+    """Do what is due after a completed step: validation, then the checkpoint that binds its rows, then pruning."""
+    config, state = parts.config, parts.state
+    cadence = config.checkpoint.checkpoint_every_n_steps
+    if is_due_or_last(state.step, config.validation.validate_every_n_steps, config.training.max_steps):
+        results = parts.validator.run(state.model, parts.stop)
+        if results is None:
+            return  # A signal came first: the child of this attempt begins with this validation.
+        _record_validation(parts, results)
+    if is_due(state.step, cadence):
+        save(parts)
+
+
+def save(parts: LoopParts) -> None:
+    """Save everything of RunState; once it is durable, remove the checkpoints that the retention lets go.
+
+    Raises DataError when the data is no longer what the run is bound to: nothing is saved of what it led to.
+    """
+    config, state, writer = parts.config, parts.state, parts.writer
+    parts.check_data()
+    writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
+    parts.last_durable_step = state.step
+    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
+        keep_target(parts)
+    writer.event("saved", state.step)
+    show(parts, Note(kind="saved", text=f"checkpoint of step {state.step}"))
+    every = config.checkpoint.checkpoint_every_n_steps
+    regular = [step for step in writer.saved if is_on_cadence(step, every)]
+    others = [step for step in writer.saved if not is_on_cadence(step, every)]
+    gone = plan(regular, state.ledger.best, config.checkpoint, others).remove
+    writer.prune(gone)
+    forget_targets(parts, gone)
+    if gone:
+        writer.event("pruned", state.step, steps=list(gone))
+
+
+def stop_here(parts: LoopParts) -> None:
+    """Save what is not durable yet and raise RunInterruptedError.
+
+    A step that is durable is not saved again: refused batches after it are refused again when the run goes on.
+    """
+    assert parts.stop.name is not None
+    parts.writer.event("signal", parts.state.step, signal=parts.stop.name)
+    if parts.state.step != parts.last_durable_step:
+        save(parts)
+    raise RunInterruptedError(
+        f"stopped by {parts.stop.name} at step {parts.state.step}; a checkpoint is saved", parts.stop.name
+    )
+
+
+def _record_validation(parts: LoopParts, results: dict[str, DomainResult]) -> None:
+    config, state = parts.config, parts.state
+    parts.results = results
+    for domain, result in results.items():
+        parts.writer.row(validation_row(state.step, domain, result))
+    before = state.ledger.best
+    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
+        value = ranked_value(results, config.validation.rank_by)
+        state.ledger.best = rank_best(before, state.step, value, config.checkpoint.num_best_checkpoints)
+    leads = state.ledger.best[:1] != before[:1]
+    for domain, result in results.items():
+        summary = result.summary
+        show(
+            parts,
+            ValidationShown(
+                step=state.step,
+                domain=domain,
+                measures=measures_of(summary),
+                baselines=baselines_of(summary),
+                classes={name: scores["nmse"] for name, scores in summary.classes.items()},
+                best=leads,
+            ),
+        )

@@ -1,0 +1,53 @@
+"""What the loop works with, and how it shows what it does."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pretrain.config import RunConfig
+from pretrain.evidence.writer import AttemptWriter
+from pretrain.faults import Faults
+from pretrain.machine.signals import StopRequest
+from pretrain.policy.recovery import Target, learning_rate_multiplier
+from pretrain.state import RunState, Snapshot
+from pretrain.tasks import Task
+from pretrain.telemetry.rows import RowMaker
+from pretrain.telemetry.sink import Event, Sink
+from pretrain.validation import DomainResult, Validator
+
+
+@dataclass
+class LoopParts:
+    """What the loop works with; `last_durable_step` and `results` are what it leaves behind.
+
+    schedule: the learning rate of the schedule alone, for the step after that many. targets: the checkpoints of the
+    regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
+    as copies, by step. last_durable_step: the step of the newest checkpoint of this lineage. results: the newest
+    validation, by domain.
+    """
+
+    config: RunConfig
+    task: Task
+    state: RunState
+    schedule: Callable[[int], float]
+    validator: Validator
+    writer: AttemptWriter
+    rows: RowMaker
+    sinks: Sequence[Sink]
+    stop: StopRequest
+    check_data: Callable[[], None]
+    faults: Faults
+    last_durable_step: int
+    targets: dict[Target, Path] = field(default_factory=dict)
+    memory: dict[int, Snapshot] = field(default_factory=dict)
+    results: dict[str, DomainResult] = field(default_factory=dict)
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate for the step after `step` completed ones: the schedule's, lowered by rollbacks."""
+        return self.schedule(step) * learning_rate_multiplier(self.state.ledger.ladder, step, self.config.spikes)
+
+
+def show(parts: LoopParts, event: Event) -> None:
+    """Hand an event to every sink."""
+    for sink in parts.sinks:
+        sink.emit(event)

@@ -1,0 +1,214 @@
+"""The one training loop, top to bottom in the order of time."""
+
+import math
+
+import torch
+
+from pretrain.errors import DivergedError
+from pretrain.evidence import rows
+from pretrain.faults import name, spoil_batch, spoil_gradients
+from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
+from pretrain.loop.boundary import finish_step, save, stop_here
+from pretrain.loop.parts import LoopParts, show
+from pretrain.loop.targets import roll_back
+from pretrain.machine import random_state
+from pretrain.machine.precision import autocast
+from pretrain.models import blocks
+from pretrain.optimizers import set_learning_rate
+from pretrain.policy.cadence import is_due
+from pretrain.policy.guard import Judgement, StepReport, judge, needs_scan
+from pretrain.policy.loss_scale import can_fall, on_accepted, on_overflow
+from pretrain.policy.recovery import Decision, on_damage, on_healthy, on_spike
+from pretrain.policy.spikes import UPDATE_EVERY_N_STEPS, Spike, Values, find_spikes, remember
+from pretrain.telemetry.sink import Note
+from pretrain.telemetry.throughput import Throughput
+
+
+def train(parts: LoopParts) -> None:
+    """Train to `training.max_steps`; every exit but the last line leaves a durable checkpoint behind.
+
+    Raises RunInterruptedError after saving for a signal, and DivergedError when the guard's budget is spent.
+    """
+    config, state, task, writer = parts.config, parts.state, parts.task, parts.writer
+    max_norm, max_steps = config.training.grad_clip_max_norm, config.training.max_steps
+    parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
+    arithmetic = autocast(state.device, config.training.precision)
+    clock = Throughput(state.step, max_steps)
+    state.model.train()
+
+    while state.step < max_steps:
+        faults = parts.faults.due(state.batch, state.ledger.faults_fired)
+        batch = spoil_batch(faults, state.loader.next_step())
+        clock.lap("data")
+        generators = random_state.capture(state.device)
+        scale = 1.0 if state.scaler is None else state.scaler.scale
+        loss_tensor, supervised = accumulate(state.model, task, batch, state.device, arithmetic, scale)
+        loss_tensor = spoil_gradients(faults, loss_tensor, parameters)
+        by_block = _block_norms(parts)
+        norm_tensor = clip(parameters, max_norm)
+        loss, norm = read(loss_tensor, norm_tensor)  # the one host synchronisation of a healthy step
+        if norm == float("inf"):
+            norm = rescue(parameters, max_norm)
+        overflowed = False
+        if state.scaler is not None and can_fall(state.scaler) and math.isfinite(loss) and not math.isfinite(norm):
+            # Is it the scale? The same batch says so, without one; the gradients are not used either way.
+            random_state.restore(generators, state.device)
+            accumulate(state.model, task, batch, state.device, arithmetic)
+            spoil_gradients(faults, loss_tensor, parameters)
+            overflowed = math.isfinite(rescue(parameters, None))
+        clock.lap("compute")
+
+        ratio = clip_ratio(norm, max_norm)
+        report = StepReport(loss, norm, norm * ratio, overflowed=overflowed)
+        if needs_scan(report, config.guard, state.step):
+            report = StepReport(loss, norm, norm * ratio, largest_element(parameters))
+        judgement = judge(report, state.ledger.guard, config.guard, state.step)
+        state.ledger.guard = judgement.state
+        batch_index, rate = state.batch, parts.learning_rate(state.step)
+        state.batch += 1
+        state.ledger.faults_fired += tuple(name(fault) for fault in faults)
+        values: Values = {"loss": loss, "gradient": norm}
+        spikes = find_spikes(values, state.spikes, config.spikes) if judgement.action == "accept" else ()
+        decision = (
+            Decision("skip", state.ledger.ladder) if overflowed else _decide(parts, judgement, spikes, batch_index)
+        )
+
+        update_norm = None
+        if decision.action == "accept":
+            before = _parameters_before(parameters, state.step + 1)
+            state.optimizer.step()
+            state.step += 1
+            state.scaler = None if state.scaler is None else on_accepted(state.scaler)
+            update_norm = _update_norm(parameters, before)
+            set_learning_rate(state.optimizer, parts.learning_rate(state.step))
+            clock.lap("optimizer")
+            writer.row(
+                rows.step(
+                    step=state.step,
+                    batch=batch_index,
+                    loss=loss,
+                    learning_rate=rate,
+                    gradient_norm=norm,
+                    clip_ratio=ratio,
+                    supervised=supervised,
+                    update_norm=update_norm,
+                )
+            )
+            moved: Values = {"update": update_norm / rate if update_norm is not None and rate > 0 else None}
+            spikes += find_spikes(moved, state.spikes, config.spikes)
+            for spike in spikes:
+                _record_alarm(parts, spike, batch_index)
+            state.spikes = remember({**values, **moved}, spikes, state.spikes, config.spikes)
+            damage = [spike for spike in spikes if spike.action == "roll_back"]
+            if damage:  # Only an update can be: what the other signals forbid has not been taken.
+                decision = on_spike(damage[0], state.ledger.ladder, list(parts.targets), batch_index, config.spikes)
+            else:
+                state.ledger.ladder = on_healthy(state.ledger.ladder, config.spikes)
+                finish_step(parts)
+        else:
+            random_state.restore(generators, state.device)
+            state.model.zero_grad(set_to_none=True)
+            state.ledger.ladder = decision.state
+            if state.scaler is not None and overflowed:
+                state.scaler = on_overflow(state.scaler)
+            else:
+                state.ledger.incidents += 1
+            reason = judgement.reason or "spike"
+            writer.row(
+                rows.skipped(
+                    step=state.step,
+                    batch=batch_index,
+                    reason=reason,
+                    loss=loss,
+                    gradient_norm=norm,
+                    largest=report.largest,
+                    retries=judgement.retries,
+                    incident=None if overflowed else state.ledger.incidents,
+                )
+            )
+            scaled = f", the loss scale of {scale:g} is halved" if overflowed else ""
+            show(parts, Note(kind="skipped", text=f"batch {batch_index} at step {state.step}: {reason}{scaled}"))
+        if decision.action == "roll_back":
+            roll_back(parts, decision)
+        clock.lap("evidence")
+
+        step_row = parts.rows.row(
+            step=state.step,
+            batch=batch_index,
+            loss=loss,
+            learning_rate=rate,
+            gradient_norm=norm,
+            clip_ratio=ratio,
+            update_norm=update_norm,
+            supervised=supervised,
+            loss_scale=None if state.scaler is None else scale,
+            action="fail" if decision.action == "stop" else decision.action,
+            timing=clock.finish(state.step, supervised),
+            block_gradient_norms=by_block,
+        )
+        show(parts, step_row)
+        if decision.action == "stop":
+            raise DivergedError(_why_it_stops(parts, judgement))
+        if parts.stop.name is not None:
+            stop_here(parts)
+
+    if state.step not in writer.saved:
+        save(parts)
+
+
+def _block_norms(parts: LoopParts) -> tuple[float, ...]:
+    """Return the gradient norm of each block where the telemetry asks for it; they are measured before clipping."""
+    if not parts.rows.wants_blocks(parts.state.step + 1):
+        return ()
+    return tuple(block_norms(blocks(parts.state.model)).values())
+
+
+def _decide(parts: LoopParts, judgement: Judgement, spikes: tuple[Spike, ...], batch: int) -> Decision:
+    """Put together what the guard and the spikes say, and what the ladder makes of it."""
+    ladder, settings = parts.state.ledger.ladder, parts.config.spikes
+    if judgement.action == "accept":
+        return (
+            on_spike(spikes[0], ladder, list(parts.targets), batch, settings) if spikes else Decision("accept", ladder)
+        )
+    if not parts.state.is_finite():  # The refusal is not of this batch: the weights or the moments are at fault.
+        return on_damage(ladder, list(parts.targets), batch, settings)
+    return Decision("stop" if judgement.action == "fail" else "skip", ladder)
+
+
+def _record_alarm(parts: LoopParts, spike: Spike, batch: int) -> None:
+    row = rows.alarm(
+        step=parts.state.step,
+        batch=batch,
+        name=f"{spike.signal}_spike",
+        state="raised",
+        value=spike.value,
+        threshold=spike.threshold,
+    )
+    parts.writer.row(row)
+    text = f"{spike.signal} {spike.value:.4g} at step {parts.state.step}, {spike.deviations:.1f} deviations out"
+    show(parts, Note(kind="warning", text=text))
+
+
+def _parameters_before(parameters: list[torch.nn.Parameter], step: int) -> list[torch.Tensor] | None:
+    """Return copies of the parameters where the update of `step` is measured."""
+    return [parameter.detach().clone() for parameter in parameters] if is_due(step, UPDATE_EVERY_N_STEPS) else None
+
+
+def _update_norm(parameters: list[torch.nn.Parameter], before: list[torch.Tensor] | None) -> float | None:
+    if before is None:
+        return None
+    changes = torch._foreach_sub([parameter.detach() for parameter in parameters], before)
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(changes))))
+
+
+def _why_it_stops(parts: LoopParts, judgement: Judgement) -> str:
+    step, settings = parts.state.step, parts.config
+    if judgement.action == "fail":
+        return (
+            f"step {step + 1} was refused ({judgement.reason}) after {judgement.retries} refusals and "
+            f"guard.max_nan_retries is {settings.guard.max_nan_retries}: the run does not recover by skipping data"
+        )
+    return (
+        f"step {step + 1} is out of bounds after {parts.state.ledger.ladder.rollbacks} rollbacks and "
+        f"spikes.max_rollbacks is {settings.spikes.max_rollbacks}: the run does not recover by going back"
+    )
