@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
@@ -10,6 +11,7 @@ from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer
 from pretrain.errors import IntegrityError, PretrainError, RunInterruptedError, StorageError
 from pretrain.evidence import manifest, outcome
+from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
 from pretrain.loop import LoopParts, show
@@ -54,18 +56,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     """Put the end of an attempt without a manifest on record, as far as the disk lets us, and show it."""
     state, writer = parts.state, parts.writer
     newest = writer.saved[max(writer.saved)] if writer.saved else None
-    signal_name = error.signal_name if isinstance(error, RunInterruptedError) else None
-    record = outcome.outcome_record(
-        verdict=error.verdict,
-        exit_code=error.exit_code,
-        reason=str(error),
-        advice=error.advice,
-        step=state.step,
-        batch=state.batch,
-        signal=signal_name,
-        checkpoint=None if newest is None else (newest.step, newest.record_sha256),
-        resume=resume_command(run_dir) if error.resumable else None,
-    )
+    record = _outcome(state, run_dir, error, newest)
     try:
         if not writer.closed:  # a signal or a full disk may come while the manifest is made
             writer.event("end", state.step, verdict=error.verdict)
@@ -95,21 +86,26 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     )
 
 
-def record_unopened(
-    folder: Path, number: int, run_dir: Path, state: RunState, error: StorageError, sinks: Sequence[Sink]
-) -> AttemptResult:
-    """Put on record, as far as the disk lets us, that the streams of a new attempt could not be opened."""
-    record = outcome.outcome_record(
+def _outcome(state: RunState, run_dir: Path, error: PretrainError, newest: SavedCheckpoint | None) -> dict[str, Any]:
+    return outcome.outcome_record(
         verdict=error.verdict,
         exit_code=error.exit_code,
         reason=str(error),
         advice=error.advice,
         step=state.step,
         batch=state.batch,
-        resume=resume_command(run_dir),
+        signal=error.signal_name if isinstance(error, RunInterruptedError) else None,
+        checkpoint=None if newest is None else (newest.step, newest.record_sha256),
+        resume=resume_command(run_dir) if error.resumable else None,
     )
+
+
+def record_unopened(
+    folder: Path, number: int, run_dir: Path, state: RunState, error: StorageError, sinks: Sequence[Sink]
+) -> AttemptResult:
+    """Put on record, as far as the disk lets us, that the streams of a new attempt could not be opened."""
     with contextlib.suppress(StorageError):
-        outcome.publish_outcome(folder, record)
+        outcome.publish_outcome(folder, _outcome(state, run_dir, error, None))
     end = End(attempt=str(folder), verdict=error.verdict, step=state.step, reason=str(error), advice=error.advice)
     for sink in sinks:
         sink.emit(end)

@@ -164,7 +164,8 @@ def _run_attempt(
             # Nobody expected this: it is put on record, and the traceback goes up to the command line.
             kind, fault, _ = sys.exc_info()
             parts.sinks = sinks
-            record_outcome(parts, run_dir, PretrainError(f"{kind.__name__ if kind else 'unknown'}: {fault}"))
+            text = f"{kind.__name__ if kind else 'unknown'}: {fault}"
+            record_outcome(parts, run_dir, StorageError(text) if isinstance(fault, OSError) else PretrainError(text))
     return result
 
 
