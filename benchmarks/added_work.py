@@ -12,12 +12,13 @@ import torch
 from benchmarks.bare_loop import BareLoop
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.throughput import run_config
-from pretrain import loop
 from pretrain.attempt import start_attempt
 from pretrain.console import Screen
 from pretrain.data.loader import StatefulLoader
 from pretrain.evidence import rows
 from pretrain.evidence.writer import AttemptWriter
+from pretrain.loop import boundary
+from pretrain.loop import steps as steps_page
 from pretrain.machine import random_state
 from pretrain.machine.signals import StopRequest
 from pretrain.tasks.text import TextTask
@@ -40,8 +41,8 @@ _SAME: tuple[Piece, ...] = (
 _OURS: tuple[Piece, ...] = (
     ("forward", TextTask, "loss_sum"),
     ("zero_grad", torch.nn.Module, "zero_grad"),
-    ("clip", loop, "clip"),
-    ("read", loop, "read"),
+    ("clip", steps_page, "clip"),
+    ("read", steps_page, "read"),
 )
 _THEIRS: tuple[Piece, ...] = (
     ("forward", BareLoop, "forward"),
@@ -54,9 +55,13 @@ _SHARED = {piece for piece, _, _ in (*_SAME, *_OURS)}
 _ADDED: tuple[Piece, ...] = (
     ("batch handed out", StatefulLoader, "next_step"),
     ("generators captured", random_state, "capture"),
-    ("guard", loop, "needs_scan"),
-    ("guard", loop, "judge"),
-    ("learning rate", loop, "set_learning_rate"),
+    ("guard", steps_page, "needs_scan"),
+    ("guard", steps_page, "judge"),
+    ("spikes", steps_page, "find_spikes"),
+    ("spikes", steps_page, "remember"),
+    ("update norm", steps_page, "_parameters_before"),
+    ("update norm", steps_page, "_update_norm"),
+    ("learning rate", steps_page, "set_learning_rate"),
     ("metric row", rows, "step"),
     ("metric row", AttemptWriter, "row"),
     ("telemetry row", RowMaker, "row"),
@@ -119,7 +124,7 @@ def measure(folder: Path, steps: int, threads: int) -> AddedWork:
     stopwatch = Stopwatch()
     sink = _Steps(stopwatch)
     with ExitStack() as stack:
-        for piece, owner, name in (*_SAME, *_OURS, *_ADDED, (_SAVE, loop, "save")):
+        for piece, owner, name in (*_SAME, *_OURS, *_ADDED, (_SAVE, boundary, "save")):
             stack.enter_context(stopwatch.timing(piece, owner, name))
         nowhere = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))
         start_attempt(config, StopRequest(), [Screen(nowhere), sink])

@@ -2,6 +2,6 @@
 
 from pretrain.loop.boundary import finish_step, save, stop_here
 from pretrain.loop.parts import LoopParts, show
-from pretrain.loop.train import train
+from pretrain.loop.steps import train
 
 __all__ = ["LoopParts", "finish_step", "save", "show", "stop_here", "train"]

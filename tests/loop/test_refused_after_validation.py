@@ -1,26 +1,25 @@
 """A batch refused right after a validation, and a signal right after that, change no row of the stream."""
 
-import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
+from pretrain.loop import steps as loop_steps
 from tests.tiny import go_on, tiny, train
 
-LOOP = importlib.import_module("pretrain.loop.train")  # the package has the function under this name
 POISONED = 3 * 4  # the position of the fourth batch, which meets a validated step that no checkpoint holds
 
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    accumulate = LOOP.accumulate
+    accumulate = loop_steps.accumulate
 
     def poisoned(model, task, batch, *rest):
         loss, supervised = accumulate(model, task, batch, *rest)
         return (torch.full_like(loss, torch.nan) if batch.position == POISONED else loss), supervised
 
-    monkeypatch.setattr(LOOP, "accumulate", poisoned)
+    monkeypatch.setattr(loop_steps, "accumulate", poisoned)
 
 
 @pytest.mark.usefixtures("poison")
