@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 import torch
+from torch import nn
 
 from pretrain.config import RunConfig
 from pretrain.data import SOURCES, Concatenation, Windows
@@ -74,7 +75,7 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
         .build(config.model.settings, task.input_spec, task.max_positions, training.seed)
         .to(device)
     )
-    optimizer = OPTIMIZERS[config.optimizer.name].build(config.optimizer.settings, list(model.named_parameters()))
+    optimizer = build_optimizer(config, model)
     multiplier = SCHEDULES[config.scheduler.name].build(config.scheduler.settings)
     peak = config.optimizer.settings.lr
     loader = StatefulLoader(
@@ -90,6 +91,14 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
     state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler)
     set_learning_rate(optimizer, peak * multiplier(0))
     return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
+
+
+def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of the config over the parameters of `model`, its state as before the first step."""
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer.name].build(
+        config.optimizer.settings, list(model.named_parameters())
+    )
+    return optimizer
 
 
 def _open(config: RunConfig, name: str, choice: Choice[Any]) -> Windows:

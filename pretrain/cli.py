@@ -165,6 +165,26 @@ def inspect_checkpoint(
     _run(work, json_)
 
 
+@application.command()
+def replay(
+    incident: Annotated[
+        Path, typer.Option("--incident", help="The file of an incident, in its attempt.", metavar="PATH")
+    ],
+    json_: Json = False,
+) -> None:
+    """Run an incident's step again from the nearest checkpoint and say what it was; changes nothing."""
+
+    def work() -> int:
+        stop = _listen()
+        with stop.interrupting():
+            from pretrain.attempt import replay_incident
+
+            replayed = replay_incident(incident)
+        return _give(_json_text(replayed.answer()) if json_ else replayed.text())
+
+    _run(work, json_)
+
+
 def _version(asked: bool) -> None:
     if asked:
         raise typer.Exit(_give(f"pretrain {__version__}\n"))

@@ -9,7 +9,7 @@ from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer
-from pretrain.errors import IntegrityError, PretrainError, RunInterruptedError, StorageError
+from pretrain.errors import DivergedError, IntegrityError, PretrainError, RunInterruptedError, StorageError
 from pretrain.evidence import manifest, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
@@ -96,6 +96,7 @@ def _outcome(state: RunState, run_dir: Path, error: PretrainError, newest: Saved
         batch=state.batch,
         signal=error.signal_name if isinstance(error, RunInterruptedError) else None,
         checkpoint=None if newest is None else (newest.step, newest.record_sha256),
+        incident=state.ledger.incidents if isinstance(error, DivergedError) and state.ledger.incidents else None,
         resume=resume_command(run_dir) if error.resumable else None,
     )
 

@@ -2,14 +2,15 @@
 
 import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pretrain import files
 from pretrain.config import RunConfig, parse
 from pretrain.errors import ConfigError, IntegrityError
-from pretrain.evidence import canonical, checkpoint, manifest, metrics, namespace, verification
+from pretrain.evidence import checkpoint, incident, manifest, metrics, namespace, verification
 from pretrain.evidence.checkpoint import CheckpointRecord
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
@@ -23,7 +24,8 @@ class Origin:
 
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
     one where that died before its first checkpoint. finished: the manifest when the named attempt is done. passed_over:
-    what lies there of newer checkpoints and is none, for a person to know.
+    what lies there of newer checkpoints and is none, for a person to know. incidents: the files of the incidents up to
+    the checkpoint, by path.
     """
 
     number: int
@@ -36,6 +38,7 @@ class Origin:
     finished: Manifest | None
     manifest_sha256: str | None
     passed_over: tuple[str, ...] = ()
+    incidents: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -68,7 +71,16 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
     record = checkpoint.read_record(place)  # its files are verified while they are loaded
     for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
         pass
-    return Origin(number, config, environment, folder, parent, place, record, finished, manifest_sha256, passed_over)
+    count = record.scalars["ledger"]["incidents"]
+    incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
+    passed_over += tuple(
+        f"{folder / name}: the file of an incident is gone"
+        for name in map(incident.name_of, range(1, count + 1))
+        if name not in incidents
+    )
+    return Origin(
+        number, config, environment, folder, parent, place, record, finished, manifest_sha256, passed_over, incidents
+    )
 
 
 def _passed_over(folder: Path, step: int) -> tuple[str, ...]:
@@ -123,6 +135,21 @@ def _locate(
     )
 
 
+def checkpoints_of(run_dir: Path, number: int) -> Iterator[tuple[int, Path]]:
+    """Yield step and folder of every checkpoint of attempt `number` and its ancestors, the youngest attempt first.
+
+    An ancestor whose folder was removed since holds none, nor does anything before it.
+    """
+    above: int | None = number
+    while above is not None:
+        folder = namespace.attempt_folder(run_dir, above)
+        if not folder.is_dir():
+            return
+        yield from checkpoint.list_checkpoints(folder)
+        parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+        above = None if parent is None else parent.attempt
+
+
 def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path]:
     """Return the checkpoints of the regular cadence that a child of `origin` can go back to, ascending.
 
@@ -130,13 +157,9 @@ def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path
     may have been undone. They are verified when they are read.
     """
     found: dict[int, Path] = {}
-    parent = origin.parent
-    while parent is not None:
-        folder = namespace.attempt_folder(run_dir, parent.attempt)
-        for step, place in checkpoint.list_checkpoints(folder):
-            if step <= origin.step and is_on_cadence(step, every):
-                found.setdefault(step, place)
-        parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+    for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
+        if step <= origin.step and is_on_cadence(step, every):
+            found.setdefault(step, place)
     targets = {}
     for step in sorted(found):
         # One that was damaged since is no place to go back to; the run may never need it.
@@ -146,18 +169,8 @@ def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path
 
 
 def find_record(run_dir: Path, number: int, step: int) -> str | None:
-    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none.
-
-    An ancestor whose folder was removed since holds none, nor does anything before it.
-    """
-    while True:
-        folder = namespace.attempt_folder(run_dir, number)
-        if not folder.is_dir():
-            return None
-        for saved, place in checkpoint.list_checkpoints(folder):
-            if saved == step:
-                return checkpoint.read_record(place).record_sha256
-        above = namespace.read_environment(folder)["parent"]
-        if above is None:
-            return None
-        number = canonical.integer(above["attempt"], f"{folder / namespace.ENVIRONMENT}: parent.attempt", minimum=1)
+    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none."""
+    for saved, place in checkpoints_of(run_dir, number):
+        if saved == step:
+            return checkpoint.read_record(place).record_sha256
+    return None

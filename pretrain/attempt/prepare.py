@@ -1,6 +1,6 @@
 """All of an attempt that can be wrong is built and looked at here, before anything is written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,7 @@ def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]
 
 def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
     """Return what may have changed a bit since the lineage began; IntegrityError when it is not the same run."""
-    before = {row["domain"]: row for row in origin.environment["data"]}
-    for row in prepared.data.records:
-        old = before.get(row["domain"])
-        if old is not None and old["sha256"] != row["sha256"]:
-            raise IntegrityError(
-                f"data.{row['domain']}: {row['path']} is not the data of attempt {origin.number:04d}: expected SHA-256 "
-                f"{old['sha256']} ({old['bytes']} bytes), found {row['sha256']} ({row['bytes']} bytes)"
-            )
+    check_same_data(prepared.data.records, origin.environment["data"], f"attempt {origin.number:04d}")
     if origin.record is not None and origin.record.identity_sha256 != prepared.identity:
         raise IntegrityError(
             f"{origin.checkpoint}: belongs to another configuration (identity {origin.record.identity_sha256}, "
@@ -107,6 +100,18 @@ def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
         determinism.pop(name, None)
     told["determinism"] = determinism
     return reasons + [reason for reason in environment.differences(told, prepared.environment) if reason not in reasons]
+
+
+def check_same_data(records: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]], attempt: str) -> None:
+    """Raise IntegrityError when the data of a domain is not that which `attempt` has on record."""
+    known = {row["domain"]: row for row in before}
+    for row in records:
+        old = known.get(row["domain"])
+        if old is not None and old["sha256"] != row["sha256"]:
+            raise IntegrityError(
+                f"data.{row['domain']}: {row['path']} is not the data of {attempt}: expected SHA-256 "
+                f"{old['sha256']} ({old['bytes']} bytes), found {row['sha256']} ({row['bytes']} bytes)"
+            )
 
 
 def restore(built: BuiltRun, origin: Origin) -> None:

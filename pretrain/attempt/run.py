@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pretrain.loop import LoopParts, finish_step, save, show, stop_here, train
 from pretrain.machine.signals import StopRequest
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
+from pretrain.policy.incident import REPORTS
 from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Note, Sink
@@ -186,10 +187,10 @@ def _create(
         ),
         config,
     )
-    prefix: Iterable[bytes] = ()
-    if origin is not None and origin.record is not None:
-        prefix = metrics.verify_prefix(origin.folder / metrics.NAME, origin.record.metrics)
-    return namespace.create(run_dir, number, config, record, prefix)
+    if origin is None or origin.record is None:
+        return namespace.create(run_dir, number, config, record)
+    prefix = metrics.verify_prefix(origin.folder / metrics.NAME, origin.record.metrics)
+    return namespace.create(run_dir, number, config, record, prefix, origin.incidents)
 
 
 def _parts(
@@ -231,6 +232,7 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     if origin is not None:
         every = prepared.config.checkpoint.checkpoint_every_n_steps
         parts.targets = find_targets(Path(prepared.config.run.dir), origin, every)
+        parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)
     show(parts, begin)

@@ -138,6 +138,13 @@ class StatefulLoader:
             state = self._plan.after(state)
         self.restore(state)
 
+    def elsewhere(self) -> StepBatch:
+        """Return the step half an epoch from here, read now; the state, and what was read ahead, stay as they are."""
+        state = self._state
+        samples = self.steps_per_epoch // 2 * self._plan.step_samples
+        begin = (state.position + samples) % (self.steps_per_epoch * self._plan.step_samples)
+        return self._plan.build(LoaderState(state.epoch, begin))
+
     def identify(self, step: StepBatch) -> list[SampleIdentity]:
         """Return where each sample of a step comes from, in the order of its rows."""
         indices = self._plan.order(step.epoch, step.position, self._plan.step_samples)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pretrain import files
 from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical
+from pretrain.policy.incident import Report
 
 NAME = "metrics.jsonl"
 _ROW_LIMIT = 1 << 20
@@ -133,6 +135,31 @@ def validations(path: Path, cursor: Cursor, step: int) -> list[dict[str, Any]]:
     lines = [line for line in _lines(path, verify_prefix(path, cursor)) if b'"event":"validation"' in line]
     rows = [_row(line, f"{path}: a validation row") for line in lines]
     return [row for row in rows if row.get("event") == "validation" and row.get("step") == step]
+
+
+def history(path: Path, cursor: Cursor, count: int) -> list[Report]:
+    """The newest `count` batches that `cursor` binds, oldest first, after the whole prefix was verified."""
+    kept: deque[tuple[int, bytes]] = deque(maxlen=count)
+    for number, line in enumerate(_lines(path, verify_prefix(path, cursor)), start=1):
+        if b'"event":"step"' in line or b'"event":"skipped"' in line:
+            kept.append((number, line))
+    return [_report(_row(line, f"{path}: row {number}"), f"{path}: row {number}") for number, line in kept]
+
+
+def _report(row: dict[str, Any], where: str) -> Report:
+    taken = row.get("event") == "step"
+    # A refusal that no incident tells of is one of the loss scale alone.
+    event = "step" if taken else "overflow" if row.get("incident") is None else "skipped"
+    update = row.get("update_norm")
+    return Report(
+        event=event,
+        step=canonical.integer(row.get("step"), f"{where}: step"),
+        batch=canonical.integer(row.get("batch"), f"{where}: batch"),
+        loss=canonical.number(row.get("loss"), f"{where}: loss"),
+        gradient_norm=canonical.number(row.get("gradient_norm"), f"{where}: gradient_norm"),
+        learning_rate=canonical.number(row.get("learning_rate"), f"{where}: learning_rate") if taken else None,
+        update_norm=None if update is None else canonical.number(update, f"{where}: update_norm"),
+    )
 
 
 @dataclass(frozen=True)

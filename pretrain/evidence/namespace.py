@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pretrain import files
@@ -187,19 +188,28 @@ def newest(run_dir: Path) -> int | None:
 
 
 def create(
-    run_dir: Path, number: int, config: bytes, environment: Mapping[str, Any], prefix: Iterable[bytes] = ()
+    run_dir: Path,
+    number: int,
+    config: bytes,
+    environment: Mapping[str, Any],
+    prefix: Iterable[bytes] = (),
+    incidents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Make the folder of attempt `number` appear whole, and return it; only for the holder of the run's lock.
 
     config: the text of config.yaml. environment: see `environment_record`. prefix: the rows that the metric
-    stream begins with; whatever it raises leaves no attempt behind. What a killed creation left beside the
-    attempts is removed first; nothing inside another attempt is touched. Raises StorageError.
+    stream begins with; whatever it raises leaves no attempt behind. incidents: the files of those rows, by path.
+    What a killed creation left beside the attempts is removed first; nothing inside another attempt is touched.
+    Raises StorageError.
     """
 
     def write(folder: Path) -> None:
         files.publish(folder / CONFIG, config, durable_folder=False)
         files.publish(folder / ENVIRONMENT, canonical.encode(environment), durable_folder=False)
         files.publish(folder / metrics.NAME, prefix, durable_folder=False)
+        for path, data in incidents.items():
+            files.make_folder((folder / path).parent)
+            files.publish(folder / path, data)
 
     files.make_folder(run_dir / ATTEMPTS)
     files.remove_temporaries(run_dir / ATTEMPTS, recursive=False)

@@ -88,9 +88,17 @@ def rolled_back(
 
 
 def alarm(
-    *, step: int, batch: int, name: str, state: str, value: float, threshold: float, subject: str | None = None
+    *,
+    step: int,
+    batch: int,
+    name: str,
+    state: str,
+    value: float,
+    threshold: float,
+    subject: str | None = None,
+    incident: int | None = None,
 ) -> dict[str, Any]:
-    """Something that stands out and is only recorded; state: raised or cleared."""
+    """Something that stands out and is only recorded; state: raised or cleared. incident: null where no file tells."""
     return {
         "event": "alarm",
         "step": step,
@@ -100,6 +108,7 @@ def alarm(
         "state": state,
         "value": value,
         "threshold": threshold,
+        "incident": incident,
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pretrain import files
 from pretrain.errors import IntegrityError, StorageError
-from pretrain.evidence import canonical, checkpoint, metrics, namespace
+from pretrain.evidence import canonical, checkpoint, incident, metrics, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME, CheckpointRecord
 from pretrain.evidence.findings import Findings, Verification
 from pretrain.evidence.manifest_record import NAME, Manifest, parse_manifest
@@ -16,6 +16,7 @@ from pretrain.evidence.safetensors_file import ShardFile
 from pretrain.evidence.shards import content_sha256, gather, tensor_sha256
 
 _CHECKPOINTS = "checkpoints/"
+_INCIDENTS = f"{incident.FOLDER}/"
 
 
 def verify_attempt(folder: Path, expect_sha256: str | None = None) -> Verification:
@@ -125,6 +126,9 @@ def _check_bound_by_manifest(findings: Findings, manifest: Manifest) -> None:
         if (record := _read_record(findings, path.removesuffix(RECORD_NAME)))
     }
     _check_records(findings, manifest, bound, records)
+    for path in bound:
+        if path.startswith(_INCIDENTS) and findings.is_good(path):
+            _check_incident(findings, path)
     _check_stream(findings, manifest, records)
     if findings.is_good(ENVIRONMENT):
         with findings.changing(ENVIRONMENT):
@@ -191,6 +195,8 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
         # No record binds the other files yet; but a temporary, or half a checkpoint, has no business here.
         if any(files.TEMPORARY.fullmatch(part) for part in name.rstrip("/").split("/")):
             return True
+        if name.startswith(_INCIDENTS):
+            return name != _INCIDENTS and incident.number_of(name) is None
         return name.startswith(_CHECKPOINTS) and name != _CHECKPOINTS and not name.startswith(tuple(unknown))
 
     steps = ", ".join(str(record.step) for record in records.values())
@@ -201,12 +207,23 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
     findings.check_files(bound, f"a {RECORD_NAME}", is_judged)
     for folder, record in records.items():
         _check_tensors(findings, record, folder)
+    for name in [name for name in findings.kinds if incident.number_of(name) is not None]:
+        if findings.is_regular(name):
+            _check_incident(findings, name)
     if findings.is_regular(metrics.NAME):
         with findings.changing(metrics.NAME):
             path = findings.folder / metrics.NAME
             broken = metrics.broken_prefixes(path, [record.metrics for record in records.values()])
             for folder in (folder for folder, record in records.items() if record.metrics in broken):
                 findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
+
+
+def _check_incident(findings: Findings, name: str) -> None:
+    """The file of an incident is whole, and is the one that its name says."""
+    with findings.changing(name):
+        found = incident.read_incident(findings.folder / name)
+        if found.number != incident.number_of(name):
+            findings.add("changed", name, f"it is the record of incident {found.number}")
 
 
 def _check_environment(findings: Findings) -> Parent | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from pretrain.evidence import checkpoint
+from pretrain import files
+from pretrain.evidence import checkpoint, incident
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.events import EventLog
 from pretrain.evidence.metrics import Cursor, MetricStream
@@ -41,6 +42,12 @@ class AttemptWriter:
     def sync(self) -> None:
         """Make the rows so far durable."""
         self._metrics.sync()
+
+    def incident(self, number: int, data: bytes) -> None:
+        """Publish the file of an incident, before a row names it."""
+        path = self.folder / incident.name_of(number)
+        files.make_folder(path.parent)
+        files.publish(path, data)
 
     def save(
         self, tensors: Mapping[str, torch.Tensor], *, step: int, batch: int, scalars: Mapping[str, Any]

@@ -1,16 +1,19 @@
 """What is due between two steps: validation, the checkpoint that binds it, pruning, and stopping for a signal."""
 
-from pretrain.errors import RunInterruptedError
+from pretrain.errors import DivergedError, RunInterruptedError
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import forget_targets, keep_target
-from pretrain.policy.cadence import is_due, is_due_or_last, is_on_cadence
+from pretrain.policy.cadence import is_due_or_last, is_on_cadence
 from pretrain.policy.retention import plan, rank_best
 from pretrain.telemetry.sink import Note, ValidationShown
 from pretrain.validation import DomainResult, baselines_of, measures_of, ranked_value, validation_row
 
 
 def finish_step(parts: LoopParts) -> None:
-    """Do what is due after a completed step: validation, then the checkpoint that binds its rows, then pruning."""
+    """Do what is due after a completed step: validation, then the checkpoint that binds its rows, then pruning.
+
+    Raises DivergedError, and saves nothing, when a number of the state is not finite.
+    """
     config, state = parts.config, parts.state
     cadence = config.checkpoint.checkpoint_every_n_steps
     if is_due_or_last(state.step, config.validation.validate_every_n_steps, config.training.max_steps):
@@ -18,14 +21,15 @@ def finish_step(parts: LoopParts) -> None:
         if results is None:
             return  # A signal came first: the child of this attempt begins with this validation.
         _record_validation(parts, results)
-    if is_due(state.step, cadence):
+    if is_due_or_last(state.step, cadence, config.training.max_steps):
         save(parts)
 
 
 def save(parts: LoopParts) -> None:
     """Save everything of RunState; once it is durable, remove the checkpoints that the retention lets go.
 
-    Raises DataError when the data is no longer what the run is bound to: nothing is saved of what it led to.
+    Raises DataError when the data is no longer what the run is bound to: nothing is saved of what it led to; and
+    DivergedError when a number of the state is not finite.
     """
     config, state, writer = parts.config, parts.state, parts.writer
     parts.check_data()
@@ -46,14 +50,19 @@ def save(parts: LoopParts) -> None:
 
 
 def stop_here(parts: LoopParts) -> None:
-    """Save what is not durable yet and raise RunInterruptedError.
+    """Save what is not durable yet and raise RunInterruptedError; what is not finite is never saved.
 
     A step that is durable is not saved again: refused batches after it are refused again when the run goes on.
     """
     assert parts.stop.name is not None
     parts.writer.event("signal", parts.state.step, signal=parts.stop.name)
     if parts.state.step != parts.last_durable_step:
-        save(parts)
+        try:
+            save(parts)
+        except DivergedError as error:  # The steps since then are taken again, and the damage is found where it was.
+            raise RunInterruptedError(
+                f"stopped by {parts.stop.name} at step {parts.state.step}, which is not saved: {error}", parts.stop.name
+            ) from error
     raise RunInterruptedError(
         f"stopped by {parts.stop.name} at step {parts.state.step}; a checkpoint is saved", parts.stop.name
     )

@@ -1,5 +1,6 @@
 """What the loop works with, and how it shows what it does."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from pretrain.config import RunConfig
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
 from pretrain.machine.signals import StopRequest
+from pretrain.policy.incident import REPORTS, Report
 from pretrain.policy.recovery import Target, learning_rate_multiplier
 from pretrain.state import RunState, Snapshot
 from pretrain.tasks import Task
@@ -22,8 +24,8 @@ class LoopParts:
 
     schedule: the learning rate of the schedule alone, for the step after that many. targets: the checkpoints of the
     regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
-    as copies, by step. last_durable_step: the step of the newest checkpoint of this lineage. results: the newest
-    validation, by domain.
+    as copies, by step. history: the newest batches, oldest first. last_durable_step: the step of the newest checkpoint
+    of this lineage. results: the newest validation, by domain.
     """
 
     config: RunConfig
@@ -40,6 +42,7 @@ class LoopParts:
     last_durable_step: int
     targets: dict[Target, Path] = field(default_factory=dict)
     memory: dict[int, Snapshot] = field(default_factory=dict)
+    history: deque[Report] = field(default_factory=lambda: deque(maxlen=REPORTS))
     results: dict[str, DomainResult] = field(default_factory=dict)
 
     def learning_rate(self, step: int) -> float:

@@ -1,14 +1,17 @@
 """The one training loop, top to bottom in the order of time."""
 
 import math
+from dataclasses import replace
 
 import torch
 
 from pretrain.errors import DivergedError
 from pretrain.evidence import rows
+from pretrain.evidence.incident import name_of
 from pretrain.faults import name, spoil_batch, spoil_gradients
 from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
 from pretrain.loop.boundary import finish_step, save, stop_here
+from pretrain.loop.incidents import NOT_FINITE, Moment, record_incident, trigger_of, trigger_of_refusal
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
 from pretrain.machine import random_state
@@ -16,7 +19,9 @@ from pretrain.machine.precision import autocast
 from pretrain.models import blocks
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due
+from pretrain.policy.diagnosis import Diagnosis
 from pretrain.policy.guard import Judgement, StepReport, judge, needs_scan
+from pretrain.policy.incident import Report
 from pretrain.policy.loss_scale import can_fall, on_accepted, on_overflow
 from pretrain.policy.recovery import Decision, on_damage, on_healthy, on_spike
 from pretrain.policy.spikes import UPDATE_EVERY_N_STEPS, Spike, Values, find_spikes, remember
@@ -73,7 +78,8 @@ def train(parts: LoopParts) -> None:
             Decision("skip", state.ledger.ladder) if overflowed else _decide(parts, judgement, spikes, batch_index)
         )
 
-        update_norm = None
+        moment = Moment(batch, batch_index, loss, norm, ratio, rate, scale)
+        update_norm, diagnosis = None, None
         if decision.action == "accept":
             before = _parameters_before(parameters, state.step + 1)
             state.optimizer.step()
@@ -94,25 +100,36 @@ def train(parts: LoopParts) -> None:
                     update_norm=update_norm,
                 )
             )
-            moved: Values = {"update": update_norm / rate if update_norm is not None and rate > 0 else None}
+            taken = Report("step", state.step, batch_index, loss, norm, rate, update_norm)
+            moved: Values = {"update": taken.relative_update}
             spikes += find_spikes(moved, state.spikes, config.spikes)
-            for spike in spikes:
-                _record_alarm(parts, spike, batch_index)
             state.spikes = remember({**values, **moved}, spikes, state.spikes, config.spikes)
             damage = [spike for spike in spikes if spike.action == "roll_back"]
             if damage:  # Only an update can be: what the other signals forbid has not been taken.
                 decision = on_spike(damage[0], state.ledger.ladder, list(parts.targets), batch_index, config.spikes)
-            else:
+            if spikes:
+                moment = replace(moment, update_norm=taken.relative_update)
+                action = decision.action if damage else "record"
+                diagnosis = record_incident(parts, moment, trigger_of(*(damage or spikes)), action)
+                for spike in spikes:
+                    _record_alarm(parts, spike, batch_index)
+            if not damage:
                 state.ledger.ladder = on_healthy(state.ledger.ladder, config.spikes)
-                finish_step(parts)
+                try:
+                    finish_step(parts)
+                except DivergedError:  # The checkpoint refuses what is not finite: the damage is in the state.
+                    decision = on_damage(state.ledger.ladder, list(parts.targets), batch_index, config.spikes)
+                    diagnosis = record_incident(parts, moment, NOT_FINITE, decision.action)
         else:
             random_state.restore(generators, state.device)
-            state.model.zero_grad(set_to_none=True)
-            state.ledger.ladder = decision.state
+            taken = Report("overflow" if overflowed else "skipped", state.step, batch_index, loss, norm)
             if state.scaler is not None and overflowed:
                 state.scaler = on_overflow(state.scaler)
             else:
-                state.ledger.incidents += 1
+                trigger = trigger_of(*spikes) if spikes else trigger_of_refusal(judgement, report, config.guard)
+                diagnosis = record_incident(parts, moment, trigger, decision.action)
+            state.model.zero_grad(set_to_none=True)
+            state.ledger.ladder = decision.state
             reason = judgement.reason or "spike"
             writer.row(
                 rows.skipped(
@@ -126,8 +143,9 @@ def train(parts: LoopParts) -> None:
                     incident=None if overflowed else state.ledger.incidents,
                 )
             )
-            scaled = f", the loss scale of {scale:g} is halved" if overflowed else ""
-            show(parts, Note(kind="skipped", text=f"batch {batch_index} at step {state.step}: {reason}{scaled}"))
+            text = f"the loss scale of {scale:g} is halved" if diagnosis is None else f"cause {diagnosis.cause}"
+            show(parts, Note(kind="skipped", text=f"batch {batch_index} at step {state.step}: {reason}, {text}"))
+        parts.history.append(taken)
         if decision.action == "roll_back":
             roll_back(parts, decision)
         clock.lap("evidence")
@@ -148,7 +166,7 @@ def train(parts: LoopParts) -> None:
         )
         show(parts, step_row)
         if decision.action == "stop":
-            raise DivergedError(_why_it_stops(parts, judgement))
+            raise DivergedError(_why_it_stops(parts, judgement, diagnosis))
         if parts.stop.name is not None:
             stop_here(parts)
 
@@ -183,6 +201,7 @@ def _record_alarm(parts: LoopParts, spike: Spike, batch: int) -> None:
         state="raised",
         value=spike.value,
         threshold=spike.threshold,
+        incident=parts.state.ledger.incidents,
     )
     parts.writer.row(row)
     text = f"{spike.signal} {spike.value:.4g} at step {parts.state.step}, {spike.deviations:.1f} deviations out"
@@ -201,14 +220,16 @@ def _update_norm(parameters: list[torch.nn.Parameter], before: list[torch.Tensor
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(changes))))
 
 
-def _why_it_stops(parts: LoopParts, judgement: Judgement) -> str:
-    step, settings = parts.state.step, parts.config
+def _why_it_stops(parts: LoopParts, judgement: Judgement, diagnosis: Diagnosis | None) -> str:
+    step, settings, number = parts.state.step, parts.config, parts.state.ledger.incidents
+    found = f"; cause {diagnosis.cause}, see {name_of(number)}: {diagnosis.remedy}" if diagnosis is not None else ""
     if judgement.action == "fail":
         return (
             f"step {step + 1} was refused ({judgement.reason}) after {judgement.retries} refusals and "
             f"guard.max_nan_retries is {settings.guard.max_nan_retries}: the run does not recover by skipping data"
+            f"{found}"
         )
     return (
         f"step {step + 1} is out of bounds after {parts.state.ledger.ladder.rollbacks} rollbacks and "
-        f"spikes.max_rollbacks is {settings.spikes.max_rollbacks}: the run does not recover by going back"
+        f"spikes.max_rollbacks is {settings.spikes.max_rollbacks}: the run does not recover by going back{found}"
     )

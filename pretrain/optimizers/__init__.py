@@ -29,10 +29,31 @@ def flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return flat
 
 
+def moment_ratio(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the median over elements of sqrt(v_hat) / |g|, g the gradients as they are now; waits for the device.
+
+    v_hat is Adam's second moment without its bias towards 0 (Kingma and Ba, arXiv 1412.6980, algorithm 1). At most
+    about a million elements are looked at, evenly spread. None where the state holds no such moment yet.
+    """
+    every = max(1, sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"]) >> 20)
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state, gradient = optimizer.state[parameter], parameter.grad
+            if gradient is None or "exp_avg_sq" not in state or "betas" not in group or not state["step"] >= 1:
+                continue
+            bias = 1 - group["betas"][1] ** state["step"].to(parameter.device)
+            second = state["exp_avg_sq"].flatten()[::every].float() / bias
+            size = gradient.flatten()[::every].float().abs()
+            found.append((second.sqrt() / size)[size > 0])
+    ratios = torch.cat(found) if found else torch.empty(0)
+    return float(ratios.median()) if ratios.numel() else None
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the rate of the next step: each group takes `lr` times its own `lr_multiplier`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_multiplier"]
 
 
-__all__ = ["OPTIMIZERS", "AdamWSettings", "build_adamw", "flat_state", "set_learning_rate"]
+__all__ = ["OPTIMIZERS", "AdamWSettings", "build_adamw", "flat_state", "moment_ratio", "set_learning_rate"]

@@ -71,6 +71,19 @@ def contradictions(settings: Any) -> tuple[str, ...]:
     )
 
 
+def warmup_steps(settings: Any) -> int:
+    """Return the steps over which a schedule warms up; 0 for one that does not."""
+    ratio: float = getattr(settings, "scheduler_warmup_ratio", 0.0)
+    return round(ratio * _total(settings)) if ratio else 0
+
+
+def phase(settings: Any, multiplier: Multiplier, step: int) -> str:
+    """Return where in its schedule the step after `step` completed ones stands: warmup, peak or decay."""
+    if step < warmup_steps(settings):
+        return "warmup"
+    return "peak" if multiplier(step) == 1.0 else "decay"
+
+
 def _total(settings: Any) -> int:
     total = settings.scheduler_total_steps
     assert isinstance(total, int), "scheduler_total_steps is resolved to training.max_steps before build"

@@ -32,6 +32,10 @@ class Task(Protocol):
     def max_positions(self) -> int:
         """How many positions the model is given."""
 
+    @property
+    def guessing_loss(self) -> float:
+        """What a model that knows nothing costs: ln of the vocabulary, or 1 for a signal of power 1."""
+
     def supervised(self, batch: Batch) -> int:
         """Return the number of supervised units in the batch, without touching a device."""
 

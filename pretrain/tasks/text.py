@@ -35,6 +35,10 @@ class TextTask:
     def input_spec(self) -> InputSpec:
         return InputSpec("tokens", self.vocabulary)
 
+    @property
+    def guessing_loss(self) -> float:
+        return math.log(self.vocabulary)
+
     def supervised(self, batch: Batch) -> int:
         rows, length = batch.samples.shape
         return rows * (length - 1)

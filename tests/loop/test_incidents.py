@@ -1,0 +1,251 @@
+"""An incident leaves a file that says why, and finding out changes nothing of the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import lineage
+from pretrain.attempt import replay_incident
+from pretrain.attempt.replayed import Replayed
+from pretrain.errors import ConfigError, IntegrityError
+from pretrain.evidence import incident
+from pretrain.evidence.incident import Incident, read_incident
+from pretrain.loop import LoopParts, finish_step
+from pretrain.loop import incidents as page
+from pretrain.policy.diagnosis import diagnose
+from tests.loop.lineages import tree
+from tests.loop.test_rollback import QUICK, newest, rows
+from tests.tiny import go_on, tiny, train
+
+TWO = "faults.inject=[loss_spike@31x8, loss_spike@32x8, loss_spike@33x8, nan_grad@40]"
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRETRAIN_ALLOW_FAULTS", "1")
+
+
+def found_in(run_dir: Path) -> list[Incident]:
+    return [read_incident(path) for path in sorted((newest(run_dir) / "incidents").iterdir())]
+
+
+@pytest.mark.parametrize("task", ["text", "iq"])
+def test_every_incident_has_its_file(tmp_path: Path, task: str) -> None:
+    assert train(tiny(tmp_path, task, *QUICK, TWO)).verdict == "done"
+    found = found_in(tmp_path / "run")
+    assert [(one.number, one.batch, one.action) for one in found] == [
+        *((1, 31, "skip"), (2, 32, "skip"), (3, 33, "roll_back"), (4, 40, "skip"))
+    ]
+    assert [one.numbers.trigger for one in found] == ["loss", "loss", "loss", "non_finite_norm"]
+    named = [row["incident"] for row in rows(tmp_path / "run") if row["event"] in ("skipped", "rolled_back")]
+    assert named == [1, 2, 3, 3, 4]
+    manifest = json.loads((tmp_path / "run/attempts/0001/manifest.json").read_text())
+    assert manifest["counts"]["incidents"] == 4
+    assert sum(entry["role"] == "incident" for entry in manifest["files"]) == 4
+    for one in found:
+        assert one.cause == diagnose(one.numbers).cause
+        assert len(one.samples) == 4
+        assert len(one.numbers.block_gradient_norms) == len(one.numbers.block_activations) == 2
+        assert len(one.record["history"]) == one.batch if one.batch < 50 else 50
+        assert one.numbers.same_batch_from_safe is not None
+        assert one.numbers.same_batch_from_safe.step == 30
+        assert one.numbers.other_batch is not None
+    # The batch is sound: what the fault did to the loss is not in the data, and the samples say so.
+    assert max(one["loss"] for one in found[0].samples) < found[0].numbers.threshold
+
+
+def test_the_samples_lead_to_the_bytes_they_were_read_from(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    (one,) = found_in(tmp_path / "run")
+    corpus = (tmp_path / "corpus.txt").read_bytes()
+    for sample in one.samples:
+        assert Path(sample["source"]) == tmp_path / "corpus.txt"
+        assert len(corpus[sample["offset"] : sample["offset"] + 17]) == 17
+
+
+def test_a_raised_alarm_is_an_incident_too(tmp_path: Path) -> None:
+    quiet = ("spikes.loss.action=record", "spikes.gradient.action=record")
+    train(tiny(tmp_path, "text", *QUICK, *quiet, "faults.inject=[loss_spike@33x8]"))
+    (one,) = found_in(tmp_path / "run")
+    assert (one.action, one.numbers.trigger) == ("record", "loss")
+    raised = [row for row in rows(tmp_path / "run") if row["event"] == "alarm" and row["state"] == "raised"]
+    assert {row["incident"] for row in raised} == {1}
+
+
+def test_finding_the_cause_changes_no_byte_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it = train(tiny(tmp_path, "text", *QUICK, TWO, run="a"))
+    monkeypatch.setattr(page, "_experiments", lambda *_: (page.Sight((), ()), page.Experiments()))
+    without = train(tiny(tmp_path, "text", *QUICK, TWO, run="b"))
+    assert with_it.checkpoint is not None
+    assert without.checkpoint is not None
+    assert with_it.checkpoint.record_sha256 == without.checkpoint.record_sha256
+    assert (tmp_path / "a/attempts/0001/metrics.jsonl").read_bytes() == (
+        tmp_path / "b/attempts/0001/metrics.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "precision"),
+    [(25, "float16"), (32, "float32"), (33, "float32"), (34, "float16"), (35, "float32"), (42, "float32")],
+)
+def test_stopped_and_resumed_it_leaves_the_same_files(tmp_path: Path, stop_after: int, precision: str) -> None:
+    options = (*QUICK, TWO, f"training.precision={precision}")
+    train(tiny(tmp_path, "text", *options, run="a"))
+    result = train(tiny(tmp_path, "text", *options, run="b"), stop_after)
+    while result.verdict == "interrupted":
+        result = go_on(tmp_path / "b", stop_after=15)
+    names = sorted(path.name for path in (tmp_path / "a/attempts/0001/incidents").iterdir())
+    assert names == sorted(path.name for path in (newest(tmp_path / "b") / "incidents").iterdir())
+    for name in names:
+        one = (tmp_path / "a/attempts/0001/incidents" / name).read_bytes()
+        assert (newest(tmp_path / "b") / "incidents" / name).read_bytes() == one
+    assert lineage.verify(newest(tmp_path / "b")).ok
+
+
+def test_a_damaged_incident_of_the_parent_is_refused_and_a_missing_one_is_said(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, TWO), 45)
+    path = tmp_path / "run/attempts/0001" / incident.name_of(2)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"batch":32', b'"batch":33'))
+    before = tree(tmp_path / "run/attempts")
+    with pytest.raises(IntegrityError, match=r"incident_0002\.json"):
+        go_on(tmp_path / "run")
+    assert tree(tmp_path / "run/attempts") == before
+    path.unlink()
+    assert go_on(tmp_path / "run").verdict == "done"
+    assert [one.number for one in found_in(tmp_path / "run")] == [1, 3, 4]
+
+
+def test_without_room_for_a_copy_the_incident_says_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(page, "Twin", full)
+    assert train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]")).verdict == "done"
+    (one,) = found_in(tmp_path / "run")
+    assert (one.samples, one.numbers.same_batch_from_safe) == ((), None)
+    assert "no room on the device" in (tmp_path / "run/attempts/0001/events.jsonl").read_text()
+
+
+# --- what is not finite where a checkpoint is due ------------------------------------------------------
+
+
+def spoil_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
+    """Make a weight NaN after the update of `step`, so that its checkpoint is the first to see it."""
+    left = [times]
+
+    def finish(parts: LoopParts) -> None:
+        if parts.state.step == step and left[0]:
+            left[0] -= 1
+            with torch.no_grad():
+                next(iter(parts.state.model.parameters())).view(-1)[0] = float("nan")
+        finish_step(parts)
+
+    monkeypatch.setattr("pretrain.loop.steps.finish_step", finish)
+
+
+@pytest.mark.parametrize("step", [40, 60])
+def test_a_checkpoint_that_refuses_sends_the_run_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    spoil_at(monkeypatch, step)
+    assert train(tiny(tmp_path, "text", *QUICK)).verdict == "done"
+    (one,) = found_in(tmp_path / "run")
+    assert (one.numbers.trigger, one.action, one.numbers.step) == ("non_finite_state", "roll_back", step)
+    back = next(row for row in rows(tmp_path / "run") if row["event"] == "rolled_back")
+    assert (back["step"], back["undone_steps"], back["incident"]) == (step - 10, 10, 1)
+    assert [row["step"] for row in rows(tmp_path / "run") if row["event"] == "step"][-1] == 60
+
+
+def test_where_it_refuses_again_and_again_the_budget_ends_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_at(monkeypatch, 40, times=100)
+    result = train(tiny(tmp_path, "text", *QUICK))
+    assert (result.verdict, result.exit_code) == ("diverged", 4)
+    outcome = json.loads((tmp_path / "run/attempts/0001/outcome.json").read_text())
+    assert outcome["incident"] == len(found_in(tmp_path / "run")) == 4
+    assert found_in(tmp_path / "run")[-1].action == "stop"
+    assert incident.name_of(4) in outcome["reason"]
+
+
+def test_a_signal_never_saves_what_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_at(monkeypatch, 43)
+    result = train(tiny(tmp_path, "text", *QUICK), 43)
+    assert (result.verdict, result.exit_code) == ("interrupted", 75)
+    assert "not saved" in json.loads((tmp_path / "run/attempts/0001/outcome.json").read_text())["reason"]
+    assert go_on(tmp_path / "run").verdict == "done"
+
+
+# --- pretrain replay -----------------------------------------------------------------------------------
+
+
+def replayed(run_dir: Path, number: int) -> Replayed:
+    return replay_incident(newest(run_dir) / incident.name_of(number))
+
+
+@pytest.mark.parametrize("task", ["text", "iq"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_replay_runs_the_step_again_and_changes_nothing(tmp_path: Path, task: str, precision: str) -> None:
+    options = ("spikes.loss.action=record", "checkpoint.keep_every_n_steps=10", f"training.precision={precision}")
+    train(tiny(tmp_path, task, *QUICK, *options, "faults.inject=[nan_grad@40]"))
+    before = tree(tmp_path / "run")
+    found = replayed(tmp_path / "run", 1)
+    assert tree(tmp_path / "run") == before
+    assert found.step == 40
+    recorded = found.incident.numbers
+    # The checkpoint of step 40 is the state at the incident: the loss comes back to the bit, the NaN does not.
+    assert found.experiments["same_batch"].loss == recorded.loss
+    assert found.experiments["other_batch"] == recorded.other_batch
+    assert found.experiments["fresh_moments"] == recorded.fresh_moments
+    assert ("in_float32" in found.experiments) == (precision != "float32")
+    answer = found.answer()
+    assert answer["cause"] == found.incident.cause
+    assert len(answer["experiments"]["same_batch"]["block_gradient_norms"]) == 2
+    assert "model.layers.1" in found.text()
+    assert "as it happened" in found.text()
+
+
+def test_a_replay_takes_a_later_checkpoint_where_none_before_is_left(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@13]"))
+    found = replayed(tmp_path / "run", 1)
+    assert found.step > 13
+    assert "steps after it" in found.text()
+
+
+def test_a_replay_of_a_childs_incident_finds_the_checkpoint_of_its_parent(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, TWO), 36)
+    go_on(tmp_path / "run", "checkpoint.max_rolling_checkpoints=2")
+    assert newest(tmp_path / "run").name == "0002"
+    assert replayed(tmp_path / "run", 2).step == 30
+
+
+def test_a_replay_repeats_the_noise_of_a_corrupt_batch(tmp_path: Path) -> None:
+    loud = ("spikes.loss.threshold=2.0", "spikes.loss.action=skip", "checkpoint.keep_every_n_steps=10")
+    train(tiny(tmp_path, "text", *QUICK, *loud, "optimizer.lr=1e-2", "faults.inject=[corrupt_batch@40]"))
+    noisy = next(one for one in found_in(tmp_path / "run") if one.batch == 40)
+    found = replayed(tmp_path / "run", noisy.number)
+    assert found.experiments["same_batch"].loss == pytest.approx(noisy.numbers.loss, rel=0.1)
+
+
+@pytest.mark.parametrize("path", ["metrics.jsonl", "incidents", "incidents/incident_0009.json"])
+def test_a_replay_of_something_else_is_refused(tmp_path: Path, path: str) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    with pytest.raises(ConfigError):
+        replay_incident(newest(tmp_path / "run") / path)
+
+
+def test_a_replay_refuses_other_data_and_altered_records(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    corpus = tmp_path / "corpus.txt"
+    text = corpus.read_text()
+    corpus.write_text(text.replace("green", "brown"))
+    with pytest.raises(IntegrityError, match=r"is not the data of attempt 0001"):
+        replayed(tmp_path / "run", 1)
+    corpus.write_text(text)
+    path = newest(tmp_path / "run") / incident.name_of(1)
+    path.write_bytes(path.read_bytes().replace(b'"phase":"decay"', b'"phase":"delay"'))
+    with pytest.raises(IntegrityError, match="altered"):
+        replayed(tmp_path / "run", 1)
