@@ -121,6 +121,15 @@ def find_spikes(values: Values, state: SpikeState, settings: SpikeSettings) -> t
     return tuple(sorted(found, key=lambda spike: (-ACTIONS.index(spike.action), -spike.deviations)))
 
 
+def threshold_of(signal: Signal, state: SpikeState, settings: SpikeSettings) -> float | None:
+    """Return the greatest value of the signal that would pass, None where too little is known to judge it."""
+    known: tuple[float, ...] = getattr(state, signal)
+    if state.steps < settings.warmup_steps or len(known) < _LEAST_KNOWN:
+        return None
+    scale = max(_LEAST_SCALE[signal], _spread(known))
+    return _passing(signal, _location(known), getattr(settings, signal).threshold * scale)
+
+
 def remember(values: Values, spikes: Sequence[Spike], state: SpikeState, settings: SpikeSettings) -> SpikeState:
     """Return the state after a step that was taken; a rejected one is not remembered.
 
@@ -139,10 +148,7 @@ def _judge(signal: Signal, value: float | None, state: SpikeState, settings: Spi
     if value is None or not math.isfinite(value) or len(known) < _LEAST_KNOWN:
         return None
     own: SignalSettings | UpdateSignalSettings = getattr(settings, signal)
-    # The lowest median of the four quarters: a signal that falls leaves its past behind, and one that creeps up does
-    # not take what it is compared with along.
-    ends = [len(known) * part // 4 for part in range(5)]
-    location = max(min(median(known[begin:end]) for begin, end in pairwise(ends)), _SMALLEST)
+    location = _location(known)
     # Batches move a loss by a share of it, up as far as down; a norm varies by factors.
     excess = value / location - 1 if signal == "loss" else math.log(max(value, _SMALLEST) / location)
     scale = _LEAST_SCALE[signal]
@@ -152,9 +158,19 @@ def _judge(signal: Signal, value: float | None, state: SpikeState, settings: Spi
     scale = max(scale, _spread(known))
     if excess <= own.threshold * scale:
         return None
-    allowed = own.threshold * scale
-    factor = 1 + allowed if signal == "loss" else math.exp(min(allowed, 700.0))
-    return Spike(signal, own.action, value, location * factor, excess / scale)
+    return Spike(signal, own.action, value, _passing(signal, location, own.threshold * scale), excess / scale)
+
+
+def _passing(signal: Signal, location: float, allowed: float) -> float:
+    """Return the greatest value that passes where `allowed` is the greatest excess that does."""
+    return location * (1 + allowed if signal == "loss" else math.exp(min(allowed, 700.0)))
+
+
+def _location(known: Sequence[float]) -> float:
+    # The lowest median of the four quarters: a signal that falls leaves its past behind, and one that creeps up does
+    # not take what it is compared with along.
+    ends = [len(known) * part // 4 for part in range(5)]
+    return max(min(median(known[begin:end]) for begin, end in pairwise(ends)), _SMALLEST)
 
 
 def _spread(values: Sequence[float]) -> float:
