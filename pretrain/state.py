@@ -9,6 +9,7 @@ from torch import nn
 from pretrain.data.loader import LoaderState, StatefulLoader
 from pretrain.machine import random_state
 from pretrain.optimizers import flat_state
+from pretrain.policy.alarms import AlarmState, RaisedAlarm
 from pretrain.policy.guard import GuardState
 from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.recovery import LadderState
@@ -35,6 +36,7 @@ class Snapshot:
     batch: int
     loader: LoaderState
     spikes: SpikeState
+    alarms: AlarmState
     scaler: LossScale | None
     tensors: dict[str, torch.Tensor]
 
@@ -54,6 +56,7 @@ class RunState:
     step: int = 0
     batch: int = 0
     spikes: SpikeState = field(default_factory=SpikeState)
+    alarms: AlarmState = field(default_factory=AlarmState)
     scaler: LossScale | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -82,7 +85,9 @@ class RunState:
             for name, tensor in tensors.items():
                 copies[name].copy_(tensor)
         generators = random_state.capture(self.device)
-        return Snapshot(self.step, self.batch, self.loader.state, self.spikes, self.scaler, copies | generators)
+        return Snapshot(
+            self.step, self.batch, self.loader.state, self.spikes, self.alarms, self.scaler, copies | generators
+        )
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Put the trajectory back to a snapshot, all of it; the ledger stays."""
@@ -91,7 +96,7 @@ class RunState:
                 tensor.copy_(snapshot.tensors[name])
         random_state.restore(snapshot.tensors, self.device)
         self.step, self.batch, self.spikes = snapshot.step, snapshot.batch, snapshot.spikes
-        self.scaler = snapshot.scaler
+        self.alarms, self.scaler = snapshot.alarms, snapshot.scaler
         self.loader.restore(snapshot.loader)
 
     def scalars(self) -> dict[str, Any]:
@@ -116,7 +121,8 @@ class RunState:
             },
             "spikes": {
                 name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.spikes).items()
-            },
+            }
+            | {"alarms": [asdict(alarm) for alarm in self.alarms.raised]},
             "scaler": None if self.scaler is None else asdict(self.scaler),
             "best": [{"step": step, "value": value} for step, value in self.ledger.best],
         }
@@ -150,4 +156,5 @@ class RunState:
             gradient=tuple(spikes["gradient"]),
             update=tuple(spikes["update"]),
         )
+        self.alarms = AlarmState(tuple(RaisedAlarm(**alarm) for alarm in spikes["alarms"]))
         self.scaler = None if scalars["scaler"] is None else LossScale(**scalars["scaler"])

@@ -98,7 +98,10 @@ def alarm(
     subject: str | None = None,
     incident: int | None = None,
 ) -> dict[str, Any]:
-    """Something that stands out and is only recorded; state: raised or cleared. incident: null where no file tells."""
+    """A signal that begins to stand out (state: raised), or has not done so for a while (cleared).
+
+    incident: null where no file tells of it.
+    """
     return {
         "event": "alarm",
         "step": step,

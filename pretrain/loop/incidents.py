@@ -9,18 +9,20 @@ import torch
 from pretrain.batch import Batch, StepBatch
 from pretrain.build import build_optimizer
 from pretrain.errors import IntegrityError
-from pretrain.evidence import checkpoint, incident
+from pretrain.evidence import checkpoint, incident, rows
 from pretrain.gradients import block_norms
-from pretrain.loop.parts import LoopParts
+from pretrain.loop.parts import LoopParts, show
 from pretrain.machine import random_state
 from pretrain.models import blocks
 from pretrain.optimizers import moment_ratio
+from pretrain.policy.alarms import Change
 from pretrain.policy.diagnosis import Diagnosis, diagnose
 from pretrain.policy.guard import GuardSettings, Judgement, StepReport
 from pretrain.policy.incident import IncidentNumbers, loss_scales, series
 from pretrain.policy.schedule import phase, warmup_steps
 from pretrain.policy.spikes import Spike
 from pretrain.replay import Conditions, Experiments, Sight, Tensors, Twin, run_experiments
+from pretrain.telemetry.sink import Note
 
 Trigger = tuple[str, float, float]
 # What a checkpoint refuses.
@@ -85,6 +87,29 @@ def record_incident(parts: LoopParts, moment: Moment, trigger: Trigger, action: 
         ),
     )
     return diagnosis
+
+
+def record_alarms(parts: LoopParts, changes: Sequence[Change], batch: int, incident: int | None) -> None:
+    """Put on record which alarms the step that was taken raises or clears; `incident` tells of those it raises."""
+    for change in changes:
+        one, is_raised = change.seen, change.state == "raised"
+        parts.writer.row(
+            rows.alarm(
+                step=parts.state.step,
+                batch=batch,
+                name=one.name,
+                subject=one.subject,
+                state=change.state,
+                value=one.value,
+                threshold=one.threshold,
+                incident=incident if is_raised else None,
+            )
+        )
+        text = (
+            f"{one.name} {change.state} at step {parts.state.step}: {one.value:.4g} is "
+            f"{'over' if is_raised else 'not over'} {one.threshold:.4g}"
+        )
+        show(parts, Note(kind="warning" if is_raised else "cleared", text=text))
 
 
 def _numbers(parts: LoopParts, moment: Moment, trigger: Trigger) -> IncidentNumbers:

@@ -11,13 +11,14 @@ from pretrain.evidence.incident import name_of
 from pretrain.faults import name, spoil_batch, spoil_gradients
 from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
 from pretrain.loop.boundary import finish_step, save, stop_here
-from pretrain.loop.incidents import NOT_FINITE, Moment, record_incident, trigger_of, trigger_of_refusal
+from pretrain.loop.incidents import NOT_FINITE, Moment, record_alarms, record_incident, trigger_of, trigger_of_refusal
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
 from pretrain.machine import random_state
 from pretrain.machine.precision import autocast
 from pretrain.models import blocks
 from pretrain.optimizers import set_learning_rate
+from pretrain.policy.alarms import spike_observations, update_alarms
 from pretrain.policy.cadence import is_due
 from pretrain.policy.diagnosis import Diagnosis
 from pretrain.policy.guard import Judgement, StepReport, judge, needs_scan
@@ -103,16 +104,17 @@ def train(parts: LoopParts) -> None:
             taken = Report("step", state.step, batch_index, loss, norm, rate, update_norm)
             moved: Values = {"update": taken.relative_update}
             spikes += find_spikes(moved, state.spikes, config.spikes)
+            seen = spike_observations({**values, **moved}, spikes, state.spikes, config.spikes, state.alarms)
+            changes, state.alarms = update_alarms(seen, state.step, state.alarms)
             state.spikes = remember({**values, **moved}, spikes, state.spikes, config.spikes)
             damage = [spike for spike in spikes if spike.action == "roll_back"]
             if damage:  # Only an update can be: what the other signals forbid has not been taken.
                 decision = on_spike(damage[0], state.ledger.ladder, list(parts.targets), batch_index, config.spikes)
-            if spikes:
+            if damage or any(change.state == "raised" for change in changes):
                 moment = replace(moment, update_norm=taken.relative_update)
                 action = decision.action if damage else "record"
                 diagnosis = record_incident(parts, moment, trigger_of(*(damage or spikes)), action)
-                for spike in spikes:
-                    _record_alarm(parts, spike, batch_index)
+            record_alarms(parts, changes, batch_index, None if diagnosis is None else state.ledger.incidents)
             if not damage:
                 state.ledger.ladder = on_healthy(state.ledger.ladder, config.spikes)
                 try:
@@ -191,21 +193,6 @@ def _decide(parts: LoopParts, judgement: Judgement, spikes: tuple[Spike, ...], b
     if not parts.state.is_finite():  # The refusal is not of this batch: the weights or the moments are at fault.
         return on_damage(ladder, list(parts.targets), batch, settings)
     return Decision("stop" if judgement.action == "fail" else "skip", ladder)
-
-
-def _record_alarm(parts: LoopParts, spike: Spike, batch: int) -> None:
-    row = rows.alarm(
-        step=parts.state.step,
-        batch=batch,
-        name=f"{spike.signal}_spike",
-        state="raised",
-        value=spike.value,
-        threshold=spike.threshold,
-        incident=parts.state.ledger.incidents,
-    )
-    parts.writer.row(row)
-    text = f"{spike.signal} {spike.value:.4g} at step {parts.state.step}, {spike.deviations:.1f} deviations out"
-    show(parts, Note(kind="warning", text=text))
 
 
 def _parameters_before(parameters: list[torch.nn.Parameter], step: int) -> list[torch.Tensor] | None:
