@@ -20,7 +20,7 @@ from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
-from pretrain.loop import LoopParts, finish_step, save, show, stop_here, train
+from pretrain.loop import LoopParts, finish_step, limit_targets, save, show, stop_here, train
 from pretrain.machine.signals import StopRequest
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
@@ -231,7 +231,7 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     set_learning_rate(state.optimizer, parts.learning_rate(state.step))
     if origin is not None:
         every = prepared.config.checkpoint.checkpoint_every_n_steps
-        parts.targets = find_targets(Path(prepared.config.run.dir), origin, every)
+        limit_targets(parts, find_targets(Path(prepared.config.run.dir), origin, every))
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)

@@ -1,22 +1,31 @@
 """Going back: which checkpoints can be gone back to, and the trajectory put back as one."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from pretrain.evidence import checkpoint, rows
 from pretrain.loop.parts import LoopParts, show
 from pretrain.machine import random_state
 from pretrain.optimizers import set_learning_rate
-from pretrain.policy.recovery import Decision, Target
+from pretrain.policy.recovery import Decision, Target, newest_targets
 from pretrain.telemetry.sink import Note
 
 
 def keep_target(parts: LoopParts) -> None:
     """Remember the checkpoint of the regular cadence that was just saved, and keep copies of the newest in memory."""
     state, kept = parts.state, parts.config.spikes.targets_in_memory
-    parts.targets[Target(state.step, state.batch)] = checkpoint.folder_of(parts.writer.folder, state.step)
+    folder = checkpoint.folder_of(parts.writer.folder, state.step)
+    limit_targets(parts, {**parts.targets, Target(state.step, state.batch): folder})
     spare = None
     while len(parts.memory) >= max(kept, 1):
         spare = parts.memory.pop(min(parts.memory))
     if kept:
         parts.memory[state.step] = state.snapshot(spare)
+
+
+def limit_targets(parts: LoopParts, found: Mapping[Target, Path]) -> None:
+    """Let the run go back to the newest of these alone, so that it goes to the same ones wherever it was stopped."""
+    parts.targets = {target: found[target] for target in newest_targets(found, parts.state.ledger.ladder)}
 
 
 def forget_targets(parts: LoopParts, steps: tuple[int, ...]) -> None:

@@ -1,6 +1,6 @@
 """The ladder of recovery: skip, roll back, roll back further and slower, stop; and the way down again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +15,8 @@ GROUND, SKIPPED, ROLLED_BACK, SLOWED = 0, 1, 2, 3
 SKIPS_IN_A_ROW = 2
 # And when this many do before the run is back on the ground, skipping is no cure either.
 SKIPS = 16
+# Checkpoints that can be gone back to. Retention keeps as many of each attempt, whatever else it keeps.
+TARGETS = 2
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ class Decision:
     action: Action
     state: LadderState
     target: Target | None = None
+
+
+def newest_targets(targets: Iterable[Target], state: LadderState) -> list[Target]:
+    """Return what can be gone back to, ascending: the newest TARGETS, none from before the last slowing.
+
+    What else lies on the disk depends on where the run was stopped and what its retention keeps, and may be undone.
+    """
+    found = sorted(targets, key=lambda target: target.step)
+    return [target for target in found if state.rewarm_from is None or target.step >= state.rewarm_from][-TARGETS:]
 
 
 def on_spike(

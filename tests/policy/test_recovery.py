@@ -17,6 +17,7 @@ from pretrain.policy.recovery import (
     LadderState,
     Target,
     learning_rate_multiplier,
+    newest_targets,
     next_batch,
     on_damage,
     on_healthy,
@@ -109,6 +110,15 @@ def test_where_it_goes_back_to(targets, rollbacks, expected):
     else:
         assert (decision.action, decision.target.step) == ("roll_back", expected)
         assert decision.state.rollbacks == rollbacks + 1
+
+
+@pytest.mark.parametrize(
+    ("rewarm_from", "expected"), [(None, [30, 40]), (0, [30, 40]), (30, [30, 40]), (40, [40]), (50, [])]
+)
+def test_it_goes_back_to_the_newest_two_and_not_past_the_last_slowing(rewarm_from, expected):
+    """Whatever else is kept, and in whichever order it is found."""
+    found = [Target(step, step + 1) for step in (20, 40, 0, 30, 10)]
+    assert [target.step for target in newest_targets(found, LadderState(rewarm_from=rewarm_from))] == expected
 
 
 def test_without_rollbacks_the_third_spike_in_a_row_is_the_end():
