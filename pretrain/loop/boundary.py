@@ -1,6 +1,6 @@
 """What is due between two steps: validation, the checkpoint that binds it, pruning, and stopping for a signal."""
 
-from pretrain.errors import DivergedError, RunInterruptedError
+from pretrain.errors import RunInterruptedError
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import forget_targets, keep_target
 from pretrain.policy.cadence import is_due_or_last, is_on_cadence
@@ -50,21 +50,19 @@ def save(parts: LoopParts) -> None:
 
 
 def stop_here(parts: LoopParts) -> None:
-    """Save what is not durable yet and raise RunInterruptedError; what is not finite is never saved.
+    """Save what is not durable yet and raise RunInterruptedError.
 
-    A step that is durable is not saved again: refused batches after it are refused again when the run goes on.
+    A step that is durable is not saved again: refused batches after it are refused again when the run goes on. Nor is
+    a state that is not finite, which the next step would have gone back from: the run comes to it again.
     """
     assert parts.stop.name is not None
-    parts.writer.event("signal", parts.state.step, signal=parts.stop.name)
-    if parts.state.step != parts.last_durable_step:
-        try:
-            save(parts)
-        except DivergedError as error:  # The steps since then are taken again, and the damage is found where it was.
-            raise RunInterruptedError(
-                f"stopped by {parts.stop.name} at step {parts.state.step}, which is not saved: {error}", parts.stop.name
-            ) from error
+    step = parts.state.step
+    parts.writer.event("signal", step, signal=parts.stop.name)
+    if step != parts.last_durable_step and parts.state.is_finite():
+        save(parts)
     raise RunInterruptedError(
-        f"stopped by {parts.stop.name} at step {parts.state.step}; a checkpoint is saved", parts.stop.name
+        f"stopped by {parts.stop.name} at step {step}; the checkpoint of step {parts.last_durable_step} is saved",
+        parts.stop.name,
     )
 
 
