@@ -19,6 +19,7 @@ from pretrain.evidence import rows
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.loop import boundary
 from pretrain.loop import steps as steps_page
+from pretrain.loop.updates import UpdateNorm
 from pretrain.machine import random_state
 from pretrain.machine.signals import StopRequest
 from pretrain.tasks.text import TextTask
@@ -58,9 +59,11 @@ _ADDED: tuple[Piece, ...] = (
     ("guard", steps_page, "needs_scan"),
     ("guard", steps_page, "judge"),
     ("spikes", steps_page, "find_spikes"),
+    ("spikes", steps_page, "spike_observations"),
+    ("spikes", steps_page, "update_alarms"),
     ("spikes", steps_page, "remember"),
-    ("update norm", steps_page, "_parameters_before"),
-    ("update norm", steps_page, "_update_norm"),
+    ("update norm", UpdateNorm, "before"),
+    ("update norm", UpdateNorm, "after"),
     ("learning rate", steps_page, "set_learning_rate"),
     ("metric row", rows, "step"),
     ("metric row", AttemptWriter, "row"),

@@ -22,6 +22,7 @@ from pretrain.config import RunConfig, load
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.loop import boundary
 from pretrain.loop import steps as steps_page
+from pretrain.loop.updates import UpdateNorm
 from pretrain.machine import random_state
 from pretrain.machine.signals import StopRequest
 from pretrain.policy.retention import CheckpointSettings
@@ -42,11 +43,13 @@ PIECES: tuple[Piece, ...] = (
     ("guard", steps_page, "judge"),
     ("guard", steps_page, "_decide"),
     ("spikes and alarms", steps_page, "find_spikes"),
-    ("spikes and alarms", steps_page, "_record_alarms"),
+    ("spikes and alarms", steps_page, "spike_observations"),
+    ("spikes and alarms", steps_page, "update_alarms"),
+    ("spikes and alarms", steps_page, "record_alarms"),
     ("spikes and alarms", steps_page, "remember"),
     ("spikes and alarms", steps_page, "on_healthy"),
-    ("update norm", steps_page, "_parameters_before"),
-    ("update norm", steps_page, "_update_norm"),
+    ("update norm", UpdateNorm, "before"),
+    ("update norm", UpdateNorm, "after"),
     ("generators kept aside", random_state, "capture"),
 )
 COPIES: Piece = ("copies", boundary, "keep_target")
@@ -139,9 +142,9 @@ class _Bytes:
             tensor for name, tensor in state.state_tensors().items() if name.startswith("optimizer.")
         )
 
-    def of_update(self, parameters: Any, taken: Any) -> None:
+    def of_update(self, updates: UpdateNorm, _: Any) -> None:
         """See the copies that an update is measured against."""
-        self.update_norm = max(self.update_norm, _size(taken or ()))
+        self.update_norm = max(self.update_norm, updates.bytes_held)
 
 
 def _size(tensors: Any) -> int:
@@ -194,7 +197,7 @@ def measure(folder: Path, threads: int) -> GuardCost:
         stack.enter_context(_seeing(RunState, "snapshot", held.of_snapshot))
         for piece, owner, name in (*PIECES, COPIES, *_CHECKPOINT):
             stack.enter_context(stopwatch.timing(piece, owner, name))
-        stack.enter_context(_seeing(steps_page, "_parameters_before", held.of_update))
+        stack.enter_context(_seeing(UpdateNorm, "before", held.of_update))
         start_attempt(config, stop, [sink])
 
     counted = list(zip(sink.totals, sink.pieces, strict=True))[WARM_STEPS:]

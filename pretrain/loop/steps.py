@@ -3,8 +3,6 @@
 import math
 from dataclasses import replace
 
-import torch
-
 from pretrain.errors import DivergedError
 from pretrain.evidence import rows
 from pretrain.evidence.incident import name_of
@@ -14,18 +12,18 @@ from pretrain.loop.boundary import finish_step, save, stop_here
 from pretrain.loop.incidents import NOT_FINITE, Moment, record_alarms, record_incident, trigger_of, trigger_of_refusal
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
+from pretrain.loop.updates import UpdateNorm
 from pretrain.machine import random_state
 from pretrain.machine.precision import autocast
 from pretrain.models import blocks
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.alarms import spike_observations, update_alarms
-from pretrain.policy.cadence import is_due
 from pretrain.policy.diagnosis import Diagnosis
 from pretrain.policy.guard import Judgement, StepReport, judge, needs_scan
 from pretrain.policy.incident import Report
 from pretrain.policy.loss_scale import can_fall, on_accepted, on_overflow
 from pretrain.policy.recovery import Decision, on_damage, on_healthy, on_spike
-from pretrain.policy.spikes import UPDATE_EVERY_N_STEPS, Spike, Values, find_spikes, remember
+from pretrain.policy.spikes import Spike, Values, find_spikes, remember
 from pretrain.telemetry.sink import Note
 from pretrain.telemetry.throughput import Throughput
 
@@ -39,6 +37,7 @@ def train(parts: LoopParts) -> None:
     max_norm, max_steps = config.training.grad_clip_max_norm, config.training.max_steps
     parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
     arithmetic = autocast(state.device, config.training.precision)
+    updates = UpdateNorm(parameters)
     clock = Throughput(state.step, max_steps)
     state.model.train()
 
@@ -82,11 +81,11 @@ def train(parts: LoopParts) -> None:
         moment = Moment(batch, batch_index, loss, norm, ratio, rate, scale)
         update_norm, diagnosis = None, None
         if decision.action == "accept":
-            before = _parameters_before(parameters, state.step + 1)
+            updates.before(state.step + 1)
             state.optimizer.step()
             state.step += 1
             state.scaler = None if state.scaler is None else on_accepted(state.scaler)
-            update_norm = _update_norm(parameters, before)
+            update_norm = updates.after()
             set_learning_rate(state.optimizer, parts.learning_rate(state.step))
             clock.lap("optimizer")
             writer.row(
@@ -193,18 +192,6 @@ def _decide(parts: LoopParts, judgement: Judgement, spikes: tuple[Spike, ...], b
     if not parts.state.is_finite():  # The refusal is not of this batch: the weights or the moments are at fault.
         return on_damage(ladder, list(parts.targets), batch, settings)
     return Decision("stop" if judgement.action == "fail" else "skip", ladder)
-
-
-def _parameters_before(parameters: list[torch.nn.Parameter], step: int) -> list[torch.Tensor] | None:
-    """Return copies of the parameters where the update of `step` is measured."""
-    return [parameter.detach().clone() for parameter in parameters] if is_due(step, UPDATE_EVERY_N_STEPS) else None
-
-
-def _update_norm(parameters: list[torch.nn.Parameter], before: list[torch.Tensor] | None) -> float | None:
-    if before is None:
-        return None
-    changes = torch._foreach_sub([parameter.detach() for parameter in parameters], before)
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(changes))))
 
 
 def _why_it_stops(parts: LoopParts, judgement: Judgement, diagnosis: Diagnosis | None) -> str:

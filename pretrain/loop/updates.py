@@ -1,0 +1,45 @@
+"""The norm of an update: how far a step has moved the weights, measured at every so many steps."""
+
+import torch
+
+from pretrain.policy.cadence import is_due
+from pretrain.policy.spikes import UPDATE_EVERY_N_STEPS
+
+
+class UpdateNorm:
+    """Measures the change of the parameters, on the CPU in memory that is kept from one time to the next.
+
+    There the pages of new memory cost several times what the copy does; a GPU has the memory of the last copies ready,
+    and needs it for activations in between.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._now = [parameter.detach() for parameter in parameters]
+        self._is_kept = all(parameter.device.type == "cpu" for parameter in self._now)
+        self._before: list[torch.Tensor] = []
+        self._is_due = False
+
+    @property
+    def bytes_held(self) -> int:
+        """Return the memory that the copies take at the moment."""
+        return sum(copy.nbytes for copy in self._before)
+
+    def before(self, step: int) -> None:
+        """Copy the parameters, where the update of `step` is one that is measured."""
+        self._is_due = is_due(step, UPDATE_EVERY_N_STEPS)
+        if not self._is_due:
+            return
+        if not self._before:
+            self._before = [torch.empty_like(parameter) for parameter in self._now]
+        torch._foreach_copy_(self._before, self._now)
+
+    def after(self) -> float | None:
+        """Return the norm of the change since, None where it is not measured; waits for the device."""
+        if not self._is_due:
+            return None
+        # In place of the copies, since another set of them would cost as much again; a norm does not see the sign.
+        torch._foreach_sub_(self._before, self._now)
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._before))))
+        if not self._is_kept:
+            self._before = []
+        return norm
