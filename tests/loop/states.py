@@ -1,11 +1,13 @@
 """All that a run is, by name, so that a test can say exactly what a step has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from pretrain.batch import StepBatch
+from pretrain.data.loader import StatefulLoader
 from pretrain.loop import LoopParts
 from pretrain.loop import train as loop_train
 from pretrain.state import RunState
@@ -43,17 +45,41 @@ def changed(before: Whole, after: Whole) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+def trajectory(state: Whole) -> Whole:
+    """Return what a run is but for its record, the number of batches read, and gradients that nobody reads again."""
+    record = ("ledger", "state.batch", "gradients")
+    return {name: value for name, value in state.items() if not name.startswith(record)}
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, positions: Collection[int]) -> None:
+    """Let the loader never hand out a step that begins at one of these positions, as if it were not in the order."""
+    real = StatefulLoader.next_step
+
+    def next_step(self: StatefulLoader) -> StepBatch:
+        while self.state.position in positions:
+            self.skip_steps(1)
+        return real(self)
+
+    monkeypatch.setattr(StatefulLoader, "next_step", next_step)
+
+
 class States:
     """A sink that keeps (action, all of the state) after each step, the begin of the loop being the first.
 
-    parts: what the loop works with. then: called after each step with its action, to see or to change the parts.
+    parts: what the loop works with. begin: called with them before the first step. then: called after each step with
+    its row too, to see or to change them.
     """
 
     parts: LoopParts
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[LoopParts, StepRow], None] | None = None):
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        then: Callable[[LoopParts, StepRow], None] | None = None,
+        begin: Callable[[LoopParts], None] | None = None,
+    ) -> None:
         self.found: list[tuple[str, Whole]] = []
-        self._then = then
+        self._then, self._begin = then, begin
         monkeypatch.setattr("pretrain.attempt.run.train", self._train)
 
     @property
@@ -64,6 +90,8 @@ class States:
     def _train(self, parts: LoopParts) -> None:
         self.parts = parts
         self.found.append(("begin", whole(parts.state)))
+        if self._begin is not None:
+            self._begin(parts)
         loop_train(parts)
 
     def emit(self, event: Event) -> None:

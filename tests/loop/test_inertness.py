@@ -8,13 +8,12 @@ import torch
 
 from pretrain import files
 from pretrain.attempt import start_attempt
-from pretrain.batch import Batch, StepBatch
-from pretrain.data.loader import StatefulLoader
+from pretrain.batch import Batch
 from pretrain.machine.signals import StopRequest
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.policy.loss_scale import LossScale
 from tests.loop.probes import Hook, Unsynced, hook_loss, noise, poison
-from tests.loop.states import States, Whole, changed
+from tests.loop.states import States, Whole, changed, leave_out, trajectory
 from tests.tiny import tiny
 
 ROWS = 2  # of one micro-batch
@@ -66,15 +65,8 @@ def run(
     folder: Path, name: str, overrides: tuple[str, ...], places: dict[tuple[int, int], str], skipped: set[int]
 ) -> States:
     """Run to the end with these micro-batches spoiled; no step that begins at one of `skipped` is handed out."""
-    real = StatefulLoader.next_step
-
-    def next_step(self: StatefulLoader) -> StepBatch:
-        while self.state.position in skipped:
-            self.skip_steps(1)
-        return real(self)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StatefulLoader, "next_step", next_step)
+        leave_out(patch, skipped)
         hook_loss(patch, noise)
         hook_loss(patch, spoil(places))
         states = States(patch)
@@ -140,12 +132,6 @@ def assert_only_the_record(before: Whole, after: Whole, kind: str, samples: int)
     else:
         assert after["ledger.retries"] == (*before["ledger.retries"], before["state.step"])
         assert {name for name in changed(before, after) if name.startswith("ledger.ladder")} == set()
-
-
-def trajectory(state: Whole) -> Whole:
-    """Return what a run is but for its record, the number of batches read, and gradients that nobody reads again."""
-    record = ("ledger", "state.batch", "gradients")
-    return {name: value for name, value in state.items() if not name.startswith(record)}
 
 
 @pytest.mark.parametrize(
