@@ -10,16 +10,16 @@ from pretrain.evidence import checkpoint, namespace
 from tests.loop.forks import Forks, Life, Order
 from tests.tiny import tiny
 
-End = tuple[str, bytes]
+End = tuple[str, bytes, tuple[bytes, ...]]
 Tree = dict[str, tuple[str, int, str]]
 
 
-def small_config(folder: Path, task: str, max_steps: int, every: int) -> Path:
+def small_config(folder: Path, task: str, max_steps: int, every: int, *more: str) -> Path:
     """Write a config whose lives are short: one layer, checkpoint and validation every `every` steps."""
     overrides = [
         *(f"training.max_steps={max_steps}", f"checkpoint.checkpoint_every_n_steps={every}"),
         *(f"validation.validate_every_n_steps={every}", "model.layers=1", "model.width=8", "model.heads=1"),
-        *("model.kv_heads=1", "training.gradient_accumulation_steps=1"),
+        *("model.kv_heads=1", "training.gradient_accumulation_steps=1", *more),
     ]
     path = folder / f"small-{task}.yaml"
     path.write_text(to_yaml(tiny(folder, task, *overrides)))
@@ -37,14 +37,15 @@ def tree(folder: Path) -> Tree:
 
 
 def end_of(run: Path) -> End:
-    """Return the SHA-256 of the last checkpoint's record and the metric stream of a run that is done."""
+    """Return the SHA-256 of the last checkpoint's record, metric stream and incidents of a run that is done."""
     number = namespace.newest(run)
     assert number is not None
     attempt = namespace.attempt_folder(run, number)
     assert lineage.verify(attempt).ok, lineage.verify(attempt).text()
     _, folder = checkpoint.list_checkpoints(attempt)[-1]
     record = (folder / "checkpoint.json").read_bytes()
-    return hashlib.sha256(record).hexdigest(), (attempt / "metrics.jsonl").read_bytes()
+    incidents = tuple(path.read_bytes() for path in sorted(attempt.glob("incidents/*")))
+    return hashlib.sha256(record).hexdigest(), (attempt / "metrics.jsonl").read_bytes(), incidents
 
 
 class Lineage:

@@ -12,11 +12,16 @@ import pytest
 from tests.loop.forks import Forks, Life, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
 
+# Two refusals, a rollback from within the window of a checkpoint, and a refusal behind it.
+HURT = "faults.inject=[nan_grad@1, inf_loss@3, nan_weight@5, nan_grad@7]"
+
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    with Forks() as process:
-        yield process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRETRAIN_ALLOW_FAULTS", "1")
+        with Forks() as process:
+            yield process
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,10 @@ class Untouched:
     life: Life
 
 
-def untouched(forks: Forks, folder: Path, task: str, max_steps: int, every: int = 2) -> Untouched:
-    config = small_config(folder, task, max_steps, every)
+def untouched(
+    forks: Forks, folder: Path, task: str, max_steps: int, every: int = 2, overrides: tuple[str, ...] = ()
+) -> Untouched:
+    config = small_config(folder, task, max_steps, every, *overrides)
     life = forks.live(Order(str(folder / "untouched"), str(folder / "untouched.log"), str(config)))
     assert life.exit_code == 0
     return Untouched(config, end_of(folder / "untouched"), life)
@@ -91,8 +98,10 @@ def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at:
             return
 
 
-def sweep_training(forks: Forks, folder: Path, task: str, first: int, stride: int) -> list[Life]:
-    reference = untouched(forks, folder, task, max_steps=4)
+def sweep_training(
+    forks: Forks, folder: Path, task: str, first: int, stride: int, overrides: tuple[str, ...] = ()
+) -> list[Life]:
+    reference = untouched(forks, folder, task, 4, overrides=overrides)
     points = range(first, reference.life.changes + 1, stride)
     return list(
         itertools.chain.from_iterable(kill_while_it_trains(forks, reference, folder / "run", at) for at in points)
@@ -129,6 +138,16 @@ def test_killed_at_some_changes(forks: Forks, tmp_path: Path) -> None:
 
 def test_killed_at_some_changes_while_it_resumes(forks: Forks, tmp_path: Path) -> None:
     assert len(sweep_resuming(forks, tmp_path, "iq", first=1, stride=19)) >= 9
+
+
+def test_killed_at_some_changes_of_a_run_that_is_hurt(forks: Forks, tmp_path: Path) -> None:
+    """Between an incident's file and its row, and between the row of a rollback and what it undoes."""
+    assert len(sweep_training(forks, tmp_path, "text", 1, stride=31, overrides=(HURT,))) >= 8
+
+
+@pytest.mark.slow
+def test_killed_at_many_changes_of_a_run_that_is_hurt(forks: Forks, tmp_path: Path) -> None:
+    assert len(sweep_training(forks, tmp_path, "text", 2, stride=5, overrides=(HURT,))) >= 50
 
 
 @pytest.mark.slow
