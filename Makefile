@@ -49,6 +49,7 @@ test: lint
 
 bench: install
 	$(BIN)/python -m benchmarks.loop_overhead
+	$(BIN)/python -m benchmarks.guard_cost
 
 kill-lineage: install
 	$(BIN)/python scripts/kill_lineage.py --kills 30

@@ -2,11 +2,18 @@
 
 import pytest
 
-from benchmarks import added_work
+from benchmarks import added_work, guard_cost
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(owner, name) for _, owner, name in (*added_work._SAME, *added_work._OURS, *added_work._ADDED)]
+    ("owner", "name"),
+    [
+        (owner, name)
+        for _, owner, name in (
+            *(*added_work._SAME, *added_work._OURS, *added_work._ADDED),
+            *(*guard_cost.PIECES, guard_cost.COPIES, *guard_cost._CHECKPOINT),
+        )
+    ],
 )
 def test_what_is_timed_is_there(owner: object, name: str) -> None:
     assert callable(getattr(owner, name))
