@@ -56,8 +56,9 @@ def watched(
 # --- S18 -----------------------------------------------------------------------------------------------
 
 
-@TASKS
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("task", "precision"), [("text", "float32"), ("text", "bfloat16"), ("iq", "float32"), ("iq", "float16")]
+)
 def test_s18_one_gradient_that_is_not_finite_never_reaches_the_optimizer(
     task: str, precision: str, tmp_path: Path
 ) -> None:
@@ -119,7 +120,7 @@ def test_s20_damage_in_the_first_step_goes_back_to_step_0(task: str, tmp_path: P
         (0, 2, 1, 2, [0, 2], 1.0, 2),
         (0, 4, 1, 3, [0, 4], 0.5, 3),
     ]
-    for stop in range(1, 7):
+    for stop in (1, 2, 3, 5):
         assert train(tiny(tmp_path, task, *overrides, run=f"run-{stop}"), stop).exit_code == 75
         assert go_on(tmp_path / f"run-{stop}").verdict == "done"
         assert end_of(tmp_path / f"run-{stop}") == end_of(tmp_path / "whole"), f"stopped after {stop} batches"
@@ -133,9 +134,10 @@ BACK = {
 }
 
 
-@TASKS
-@pytest.mark.parametrize("in_memory", [0, 1])
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("task", "precision", "in_memory"),
+    [("text", "float32", 1), ("text", "float16", 0), ("iq", "bfloat16", 0), ("iq", "float16", 1)],
+)
 def test_s21_everything_goes_back_together(
     task: str, in_memory: int, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
