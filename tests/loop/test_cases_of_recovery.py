@@ -219,6 +219,7 @@ SPIKES = (
     ("faults", "overrides", "skipped", "remembered"),
     [
         ("loss_spike@0x50, loss_spike@20x3", (), [20], 1),  # a bad first loss hides no later one
+        ("loss_spike@17x8, loss_spike@22x8", ("spikes.warmup_steps=20",), [22], 1),  # one within the warm-up
         ("loss_spike@20x8, loss_spike@21x8", (), [20, 21], 0),
         ("loss_spike@20x8, loss_spike@21x8", ("spikes.loss.action=record", "spikes.gradient.action=record"), [], 0),
         ("inf_loss@0, nan_grad@1, inf_loss@20, loss_spike@21x3", (), [0, 1, 20, 21], 0),

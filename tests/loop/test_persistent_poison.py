@@ -79,6 +79,7 @@ CASES = [
     ("gradient", 0, (), 0, GUARD, (1, 3)),
     ("weights", 0, (), 1, BACK, (1, 2, 4, 7)),
     ("weights", 9, (), 5, BACK, (8, 10, 11, 13, 15)),
+    ("weights", 11, (), 5, {"skipped": 3, "rolled_back": 3}, (11, 12, 13)),  # damage where a checkpoint is due
     ("weights", 18, (), 13, BACK, (5, 13, 19, 20, 22, 24)),
 ]
 
