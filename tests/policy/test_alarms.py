@@ -30,7 +30,7 @@ from pretrain.policy.spikes import (
 
 NAN, INF = math.nan, math.inf
 RECORD = SpikeSettings(loss=SignalSettings("record"), gradient=SignalSettings("record"))
-derandomised = settings(derandomize=True, deadline=None, max_examples=100)
+derandomised = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def seen(is_out, name="loss_spike", subject=None, value=None):
