@@ -32,7 +32,7 @@ from pretrain.telemetry.sink import Event, StepRow
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart-text.yaml"
 MODEL = ("model.width=320", "model.layers=8", "model.heads=5", "model.kv_heads=5")
-# Until the windows of loss and gradient are full, and the update norm, seen every tenth step, is judged as well.
+# Until the windows of loss and gradient are full, and the update norm, seen now and then, is judged as well.
 WARM_STEPS = 170
 STEPS = 160
 COPY_EVERY_N_STEPS = 20

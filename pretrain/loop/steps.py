@@ -17,7 +17,7 @@ from pretrain.machine import random_state
 from pretrain.machine.precision import autocast
 from pretrain.models import blocks
 from pretrain.optimizers import set_learning_rate
-from pretrain.policy.alarms import spike_observations, update_alarms
+from pretrain.policy.alarms import Change, spike_observations, update_alarms
 from pretrain.policy.diagnosis import Diagnosis
 from pretrain.policy.guard import Judgement, StepReport, judge, needs_scan
 from pretrain.policy.incident import Report
@@ -102,9 +102,12 @@ def train(parts: LoopParts) -> None:
             )
             taken = Report("step", state.step, batch_index, loss, norm, rate, update_norm)
             moved: Values = {"update": taken.relative_update}
-            spikes += find_spikes(moved, state.spikes, config.spikes)
-            seen = spike_observations({**values, **moved}, spikes, state.spikes, config.spikes, state.alarms)
-            changes, state.alarms = update_alarms(seen, state.step, state.alarms)
+            if moved["update"] is not None:
+                spikes += find_spikes(moved, state.spikes, config.spikes)
+            changes: tuple[Change, ...] = ()
+            if spikes or state.alarms.raised:
+                seen = spike_observations({**values, **moved}, spikes, state.spikes, config.spikes, state.alarms)
+                changes, state.alarms = update_alarms(seen, state.step, state.alarms)
             state.spikes = remember({**values, **moved}, spikes, state.spikes, config.spikes)
             damage = [spike for spike in spikes if spike.action == "roll_back"]
             if damage:  # Only an update can be: what the other signals forbid has not been taken.

@@ -24,9 +24,9 @@ _MIDDLE = 0.6745 * math.sqrt(1.5)
 _LEAST_SCALE: Mapping[Signal, float] = {"loss": 0.025, "gradient": 0.3, "update": 0.3}
 # The update norm takes a copy of the parameters, which costs more than the update: it is measured every so many steps.
 # No setting of the telemetry moves it, since it stands in the metric stream and can decide.
-UPDATE_EVERY_N_STEPS = 10
-# A signal that is measured now and then is not judged by fewer values than this.
-_LEAST_KNOWN = 16
+UPDATE_EVERY_N_STEPS = 20
+# No signal is judged by fewer values than this; the update norm is seen seldom, and varies least.
+_LEAST_KNOWN: Mapping[Signal, int] = {"loss": 16, "gradient": 16, "update": 8}
 _SMALLEST = 1e-300
 
 
@@ -76,8 +76,8 @@ class SpikeSettings:
     loss: SignalSettings = field(default_factory=lambda: SignalSettings("roll_back"))
     gradient: SignalSettings = field(default_factory=lambda: SignalSettings("skip"))
     update: UpdateSignalSettings = field(default_factory=UpdateSignalSettings)
-    window_steps: int = limited(128, at_least=_LEAST_KNOWN)
-    warmup_steps: int = limited(100, at_least=_LEAST_KNOWN)
+    window_steps: int = limited(128, at_least=16)
+    warmup_steps: int = limited(100, at_least=16)
     max_rollbacks: int = limited(3, at_least=0)
     learning_rate_factor: float = limited(0.5, above=0, at_most=1)
     rewarm_steps: int = limited(50, at_least=0)
@@ -124,7 +124,7 @@ def find_spikes(values: Values, state: SpikeState, settings: SpikeSettings) -> t
 def threshold_of(signal: Signal, state: SpikeState, settings: SpikeSettings) -> float | None:
     """Return the greatest value of the signal that would pass, None where too little is known to judge it."""
     known: tuple[float, ...] = getattr(state, signal)
-    if state.steps < settings.warmup_steps or len(known) < _LEAST_KNOWN:
+    if state.steps < settings.warmup_steps or len(known) < _LEAST_KNOWN[signal]:
         return None
     scale = max(_LEAST_SCALE[signal], _spread(known))
     return _passing(signal, _location(known), getattr(settings, signal).threshold * scale)
@@ -145,7 +145,7 @@ def remember(values: Values, spikes: Sequence[Spike], state: SpikeState, setting
 
 def _judge(signal: Signal, value: float | None, state: SpikeState, settings: SpikeSettings) -> Spike | None:
     known: tuple[float, ...] = getattr(state, signal)
-    if value is None or not math.isfinite(value) or len(known) < _LEAST_KNOWN:
+    if value is None or not math.isfinite(value) or len(known) < _LEAST_KNOWN[signal]:
         return None
     own: SignalSettings | UpdateSignalSettings = getattr(settings, signal)
     location = _location(known)

@@ -64,7 +64,7 @@ def steps_of(out, last, every=1, **named):
         ([30, 50, 70], 200, 1, [(30, "raised"), (90, "cleared")]),  # a step of 20 on that stands out does not clear
         ([30, 51], 200, 1, [(30, "raised"), (50, "cleared"), (51, "raised"), (71, "cleared")]),
         ([30, 100], 200, 1, [(30, "raised"), (50, "cleared"), (100, "raised"), (120, "cleared")]),
-        # Measured every tenth step: two measurements that do not stand out.
+        # Measured now and then: the first measurement that is far enough behind.
         ([30], 200, 10, [(30, "raised"), (50, "cleared")]),
         ([30, 40], 200, 10, [(30, "raised"), (60, "cleared")]),
         ([30, 50], 200, 10, [(30, "raised"), (70, "cleared")]),
@@ -177,7 +177,7 @@ def test_the_threshold_is_the_one_that_a_spike_is_told_by(signal):
     (spike,) = find_spikes({signal: 1e6}, known, RECORD)
     assert threshold_of(signal, known, RECORD) == spike.threshold
     assert threshold_of(signal, SpikeState(99, **{signal: (1.0,) * 99}), RECORD) is None
-    assert threshold_of(signal, SpikeState(200, **{signal: (1.0,) * 15}), RECORD) is None
+    assert threshold_of(signal, SpikeState(200, **{signal: (1.0,) * 7}), RECORD) is None
 
 
 def test_the_state_goes_through_json_and_back_exactly():
