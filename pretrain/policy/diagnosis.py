@@ -1,5 +1,6 @@
 """What caused an incident, read from numbers alone: evidence for and against each cause, and the best supported one."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ _LEAST_MARGIN = 0.75
 # A loss of so many times the usual one is raised; below that, only the gradient was.
 _RAISED = 1.15
 _BAD_SHARE = 0.15
+# What the gradient norm grows by through all blocks: the least that counts, and what leaves no doubt.
+_GROWN, _FAR_GROWN = 5.0, 20.0
 _FLOAT16_NEAR_ITS_END = 2.0**14
 
 
@@ -113,7 +116,7 @@ def _high_curvature(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
         *_below("loss_over_usual", figures.loss if figures.finite else None, _RAISED, 0.75, 0.0),
         *_at_least("root_of_second_moment_over_gradient", figures.moments, 5, 1.0, 0.0),
         *_at_least("largest_activation", figures.largest_activation, 100, 0.5, 0.0),
-        *_below("block_growth_towards_first", depth, 5, 0.0, 3.0 if depth is not None and depth >= 20 else 1.5),
+        *_below("block_growth_towards_first", depth, _GROWN, 0.0, 1.5 + 1.5 * _far_grown(depth)),
     ]
 
 
@@ -122,7 +125,7 @@ def _exploding_depth(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
     anywhere = max((share for share in (figures.same, figures.other) if share is not None), default=None)
     return [
         *_at_least("blocks", len(numbers.block_gradient_norms), LEAST_BLOCKS, 0.0, 2.5),
-        *_at_least("block_growth_towards_first", depth, 5, 4.0 if depth is not None and depth >= 20 else 1.5, 2.5),
+        *_at_least("block_growth_towards_first", depth, _GROWN, 1.5 + 2.5 * _far_grown(depth), 2.5),
         *_at_least("gradient_growth_over_steps", figures.growth, 3, 1.0, 0.0),
         *_below("step", numbers.step, max(200, 3 * numbers.warmup_steps), 0.5, 0.5),
         *_at_least("activation_growth_towards_last", figures.widening, 10, 0.5, 0.0),
@@ -138,8 +141,8 @@ def _outlier_batch(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
         *_at_least("loss_over_usual", figures.loss, _RAISED, 0.5, 1.5),
         *_below("share_of_samples_that_carry_it", figures.carriers, 0.55, 1.5, 0.0),
         *_below("restless_steps_of_20", figures.unrest, 3, 0.5, 0.5),
-        *_below("block_growth_towards_first", figures.depth, 5, 0.0, 1.5),
-        *_below("bad_input_share", numbers.bad_input_share, _BAD_SHARE, 0.0, 3.0),
+        *_below("block_growth_towards_first", figures.depth, _GROWN, 0.0, 1.5),
+        *_below("bad_input_share", numbers.bad_input_share, _least_bad(figures), 0.0, 3.0),
         *_below("share_of_samples_worse_than_guessing", figures.guessed, 0.75, 0.0, 2.0),
         *_clue("loss", numbers.loss, "finite, and its norm", figures.finite, 0.0, 1.0),
     ]
@@ -171,15 +174,25 @@ def _precision(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
 
 
 def _data_corruption(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
-    # One sample of a single value occurs in sound data: a line of dashes, a pause. One that is not finite does not.
-    least = _BAD_SHARE if figures.finite else 1e-9
     return [
-        *_at_least("bad_input_share", numbers.bad_input_share, least, 3.0, 1.0),
+        *_at_least("bad_input_share", numbers.bad_input_share, _least_bad(figures), 3.0, 1.0),
         *_at_least("share_of_samples_worse_than_guessing", figures.guessed, 0.75, 2.5, 0.5),
         *_at_least("same_batch_from_safe_state", figures.same, 0.5, 1.0, 2.0),
         *_below("other_batch", figures.other, 0.5, 1.0, 1.5),
         *_below("restless_steps_of_20", figures.unrest, 3, 0.25, 0.25),
     ]
+
+
+def _far_grown(depth: float | None) -> float:
+    """Return how far a growth is from the least one that counts, 0, to one that leaves no doubt, 1, in logarithms."""
+    if depth is None or depth <= _GROWN:
+        return 0.0
+    return min(1.0, math.log(depth / _GROWN) / math.log(_FAR_GROWN / _GROWN)) if math.isfinite(depth) else 1.0
+
+
+def _least_bad(figures: Figures) -> float:
+    # One sample of a single value occurs in sound data: a line of dashes, a pause. One that is not finite does not.
+    return _BAD_SHARE if figures.finite else 1e-9
 
 
 def _is_raised(figures: Figures) -> bool:

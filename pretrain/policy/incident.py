@@ -227,12 +227,31 @@ def _share(ratio: float | None, whole: float) -> float | None:
 
 
 def _unrest(numbers: IncidentNumbers) -> int | None:
-    """Return how many of the newest reports had 1.25 times the loss, or 2.5 times the norm, that was usual then."""
-    loss, norm = _usual(numbers.losses, REPORTS), _usual(numbers.gradient_norms, REPORTS)
-    if loss is None or norm is None or len(numbers.losses) < _LAST:
+    """Return how many of the newest reports stood out from what was usual then, by loss or by norm.
+
+    By 1.25 times the loss or 2.5 times the norm, or three robust deviations where batches differ by more than that.
+    """
+    if len(numbers.losses) < _LAST:
+        return None
+    most_loss = _unusual(numbers.losses, 1.25)
+    most_norm = _unusual(numbers.gradient_norms, 2.5)
+    if most_loss is None or most_norm is None:
         return None
     recent = zip(numbers.losses[-_RECENT:], numbers.gradient_norms[-_RECENT:], strict=True)
-    return sum(not (one <= 1.25 * loss and other <= 2.5 * norm) for one, other in recent)
+    return sum(not (one <= most_loss and other <= most_norm) for one, other in recent)
+
+
+def _unusual(values: Sequence[float], factor: float) -> float | None:
+    """Return the greatest value that is still usual, None where none is finite.
+
+    What batches differ by is read off those below the middle, since the steps that stand out are above it.
+    """
+    logs = sorted(math.log(max(value, _SMALLEST)) for value in values[-REPORTS:] if math.isfinite(value))
+    if not logs:
+        return None
+    middle = median(logs)
+    deviation = (middle - logs[len(logs) // 4]) / 0.6745
+    return math.exp(min(middle + max(math.log(factor), 3 * deviation), 700.0))
 
 
 def _growth(norms: Sequence[float]) -> float | None:

@@ -27,6 +27,7 @@ _LEAST_SCALE: Mapping[Signal, float] = {"loss": 0.025, "gradient": 0.3, "update"
 UPDATE_EVERY_N_STEPS = 20
 # No signal is judged by fewer values than this; the update norm is seen seldom, and varies least.
 _LEAST_KNOWN: Mapping[Signal, int] = {"loss": 16, "gradient": 16, "update": 8}
+_LAST = 16
 _SMALLEST = 1e-300
 
 
@@ -127,7 +128,7 @@ def threshold_of(signal: Signal, state: SpikeState, settings: SpikeSettings) -> 
     if state.steps < settings.warmup_steps or len(known) < _LEAST_KNOWN[signal]:
         return None
     scale = max(_LEAST_SCALE[signal], _spread(known))
-    return _passing(signal, _location(known), getattr(settings, signal).threshold * scale)
+    return _passing(signal, _location(signal, known), getattr(settings, signal).threshold * scale)
 
 
 def remember(values: Values, spikes: Sequence[Spike], state: SpikeState, settings: SpikeSettings) -> SpikeState:
@@ -148,7 +149,7 @@ def _judge(signal: Signal, value: float | None, state: SpikeState, settings: Spi
     if value is None or not math.isfinite(value) or len(known) < _LEAST_KNOWN[signal]:
         return None
     own: SignalSettings | UpdateSignalSettings = getattr(settings, signal)
-    location = _location(known)
+    location = _location(signal, known)
     # Batches move a loss by a share of it, up as far as down; a norm varies by factors.
     excess = value / location - 1 if signal == "loss" else math.log(max(value, _SMALLEST) / location)
     scale = _LEAST_SCALE[signal]
@@ -166,11 +167,14 @@ def _passing(signal: Signal, location: float, allowed: float) -> float:
     return location * (1 + allowed if signal == "loss" else math.exp(min(allowed, 700.0)))
 
 
-def _location(known: Sequence[float]) -> float:
+def _location(signal: Signal, known: Sequence[float]) -> float:
     # The lowest median of the four quarters: a signal that falls leaves its past behind, and one that creeps up does
     # not take what it is compared with along.
     ends = [len(known) * part // 4 for part in range(5)]
-    return max(min(median(known[begin:end]) for begin, end in pairwise(ends)), _SMALLEST)
+    lowest = min(median(known[begin:end]) for begin, end in pairwise(ends))
+    # But a gradient norm rises and stays there while a model learns fast, with a falling loss: what stands out does so
+    # from the last ones too. Nothing is remembered of a step that was skipped, so that it could never catch up.
+    return max(lowest, median(known[-_LAST:]) if signal == "gradient" else 0.0, _SMALLEST)
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pretrain.errors import DataError
+
 CONTEXT_PATCHES = 4
 
 
@@ -23,7 +25,8 @@ def fit_linear_predictor(batches: Iterable[torch.Tensor]) -> LinearPredictor:
     """Return the least-squares predictor of patches 1 to T - 1 of every window, in batches [B, T, size].
 
     The normal equations are summed in float64, one batch in memory at a time, and solved with the smallest
-    weights where the signals leave a direction free. Raises ValueError without any window.
+    weights where the signals leave a direction free. Raises ValueError without any window, DataError where one holds
+    what is not finite: files are checked when they are opened, so that it was read wrongly, or has changed since.
     """
     gram = moments = None
     for patches in batches:
@@ -33,6 +36,8 @@ def fit_linear_predictor(batches: Iterable[torch.Tensor]) -> LinearPredictor:
         moments = context.T @ target if moments is None else moments + context.T @ target
     if gram is None or moments is None:
         raise ValueError("expected training windows to fit the linear predictor on, found none")
+    if not torch.isfinite(gram).all() or not torch.isfinite(moments).all():
+        raise DataError("data.train: a window that the linear predictor is fitted on holds samples that are not finite")
     return LinearPredictor(torch.linalg.lstsq(gram, moments, driver="gelsd").solution)
 
 
