@@ -78,6 +78,13 @@ CASES: list[tuple[str, Cause, dict[str, object]]] = [
         | {"losses": (0.7,) * 50, "same_batch_from_safe": Replay(NAN, NAN), "fresh_moments": Replay(NAN, NAN)},
     ),
     (
+        "two samples of many that are not finite",
+        "data_corruption",
+        NOT_FINITE
+        | {"sample_losses": (*(0.7,) * 30, NAN, NAN), "uniform_loss": 1.0, "bad_input_share": 2 / 32}
+        | {"losses": (0.7,) * 50, "same_batch_from_safe": Replay(NAN, NAN), "fresh_moments": Replay(NAN, NAN)},
+    ),
+    (
         "a model that has learnt nothing guesses",
         "outlier_batch",
         BATCH
@@ -111,6 +118,11 @@ CASES: list[tuple[str, Cause, dict[str, object]]] = [
     # Depth: the gradient grows from block to block towards the first.
     ("geometric", "exploding_depth", DEEP | STATE | {"step": 120}),
     ("geometric, restless at the peak", "exploding_depth", DEEP | STATE | {"gradient_norms": tuple(RESTLESS)}),
+    (
+        "a growth of 12 over nine blocks",
+        "exploding_depth",
+        STATE | {"step": 165, "block_gradient_norms": tuple(1.37**-block for block in range(9))},
+    ),
     (
         "1.2, 15, 234, inf",
         "exploding_depth",

@@ -255,3 +255,23 @@ def test_whatever_comes_the_state_is_finite_and_bounded(given_reports):
         assert isinstance(spike, Spike)
         assert spike.value > spike.threshold
         assert spike.deviations > 6
+
+
+def test_a_gradient_norm_that_rises_while_a_model_learns_and_stays_there_is_none():
+    """It was seen: from 0.4 to 2.8 in 80 steps, the loss falling from 2.5 to 1.1 with it; skipping would never end."""
+    drawn = random.Random(3)
+    norms = [0.4] * 110 + [0.4 * 7 ** (step / 80) for step in range(80)] + [2.8] * 300
+    losses = [2.5] * 110 + [2.5 - 1.4 * step / 80 for step in range(80)] + [1.1] * 300
+    reports = [
+        {"loss": loss * (1 + 0.03 * drawn.gauss(0, 1)), "gradient": norm * drawn.lognormvariate(0, 0.2)}
+        for loss, norm in zip(losses, norms, strict=True)
+    ]
+    found, _ = run(reports)
+    assert not any(found)
+
+
+@pytest.mark.parametrize("factor", [8.0, 30.0])
+def test_a_gradient_norm_that_explodes_is_one_at_once(factor):
+    known = [0.4 * 7 ** (step / 80) for step in range(80)] + [2.8] * 48
+    (spike,) = find_spikes({"gradient": 2.8 * factor}, state_of("gradient", known), DEFAULT)
+    assert spike.signal == "gradient"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pretrain.errors import DataError
 from pretrain.tasks.linear_predictor import CONTEXT_PATCHES, fit_linear_predictor
 
 
@@ -70,3 +71,11 @@ def test_the_cut_into_batches_changes_nothing_but_rounding() -> None:
 def test_no_windows_are_an_error() -> None:
     with pytest.raises(ValueError, match="expected training windows"):
         fit_linear_predictor([])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_window_that_is_not_finite_is_named_and_not_solved(value: float) -> None:
+    patches = torch.ones(2, 6, 4)
+    patches[1, 3, 0] = value
+    with pytest.raises(DataError, match="not finite"):
+        fit_linear_predictor([patches])
