@@ -170,6 +170,7 @@ def replay(
     incident: Annotated[
         Path, typer.Option("--incident", help="The file of an incident, in its attempt.", metavar="PATH")
     ],
+    overrides: Overrides = None,
     json_: Json = False,
 ) -> None:
     """Run an incident's step again from the nearest checkpoint and say what it was; changes nothing."""
@@ -179,7 +180,7 @@ def replay(
         with stop.interrupting():
             from pretrain.attempt import replay_incident
 
-            replayed = replay_incident(incident)
+            replayed = replay_incident(incident, overrides or [])
         return _give(_json_text(replayed.answer()) if json_ else replayed.text())
 
     _run(work, json_)
@@ -288,8 +289,10 @@ def _json_text(answer: Mapping[str, Any]) -> str:
 
 def _unicode(value: Any) -> Any:
     """The same value, its texts with the bytes escaped that are no UTF-8, as a path may have them."""
+    from pretrain.evidence import canonical
+
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return canonical.unicode(value)
     if isinstance(value, Mapping):
         return {_unicode(key): _unicode(item) for key, item in value.items()}
     return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value

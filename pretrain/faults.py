@@ -1,11 +1,13 @@
 """Test faults, off unless allowed: what a config injects at a batch for a test or a drill to watch."""
 
+import errno
 import os
 import signal
 from collections.abc import Collection, Sequence
 
 import torch
 
+from pretrain import files
 from pretrain.batch import Batch, StepBatch
 from pretrain.errors import ConfigError
 from pretrain.policy.fault_plan import Fault, FaultSettings, parse
@@ -13,7 +15,7 @@ from pretrain.policy.fault_plan import Fault, FaultSettings, parse
 SWITCH = "PRETRAIN_ALLOW_FAULTS"
 # Kinds that end or stall a process fire in the first attempt only: a resumed one would never get past them.
 _FIRST_ATTEMPT_ONLY = ("kill", "full_disk", "temperature")
-_NOT_HERE = ("full_disk", "temperature")
+_NOT_HERE = ("temperature",)
 
 
 class Faults:
@@ -49,10 +51,15 @@ def name(fault: Fault) -> str:
 
 
 def spoil_batch(faults: Sequence[Fault], batch: StepBatch) -> StepBatch:
-    """Return the batch with every sample of a corrupt one replaced by noise, drawn from its position alone."""
+    """Return the batch with every sample of a corrupt one replaced by noise, drawn from its position alone.
+
+    Here a process dies, and the disk fills up: nothing more can be written by this process.
+    """
     for fault in faults:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "full_disk":
+            files.system = _FullDisk()
     if not any(fault.kind == "corrupt_batch" for fault in faults):
         return batch
     return StepBatch(tuple(_noise(one) for one in batch.micro_batches), batch.epoch, batch.position)
@@ -81,6 +88,11 @@ def spoil_gradients(
                 with torch.no_grad():
                     last.view(-1)[0] = float("nan")
     return loss
+
+
+class _FullDisk(files.System):
+    def write(self, fd: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _noise(batch: Batch) -> Batch:

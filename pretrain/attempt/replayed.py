@@ -1,25 +1,12 @@
-"""The experiments of an incident, run again from the nearest checkpoint of its lineage; nothing is written."""
+"""What a replayed incident shows: the cause, and tables of what happened and of what its step gives again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pretrain.attempt.origin import checkpoints_of
-from pretrain.attempt.prepare import check_same_data
-from pretrain.batch import StepBatch
-from pretrain.build import BuiltRun, build_data, build_optimizer, build_run
-from pretrain.config import RunConfig, parse
-from pretrain.data.loader import LoaderState
-from pretrain.errors import ConfigError, IntegrityError
-from pretrain.evidence import checkpoint, incident, namespace
+from pretrain.evidence import incident
 from pretrain.evidence.incident import Incident
-from pretrain.faults import spoil_batch
-from pretrain.machine import random_state
-from pretrain.machine.device import select_device, set_determinism
-from pretrain.policy.fault_plan import parse as parse_faults
 from pretrain.policy.incident import Replay
-from pretrain.replay import Conditions, Twin, run_experiments
 
 _ROWS = (("loss", "loss"), ("gradient norm", "gradient_norm"), ("update norm / rate", "update_norm"))
 
@@ -81,101 +68,6 @@ class Replayed:
         )
         replays = {name: getattr(numbers, name) for name in incident.EXPERIMENTS}
         return {"happened": happened} | {name: replay for name, replay in replays.items() if replay is not None}
-
-
-def replay_incident(path: Path) -> Replayed:
-    """Run the step of the incident at `path` again from the nearest checkpoint of its lineage, one before it if it can.
-
-    Raises ConfigError for a path that is no incident of an attempt, IntegrityError where the incident, the data or the
-    checkpoint is not what was recorded, or no checkpoint is left.
-    """
-    number, run_dir = _place_of(path)
-    found = incident.read_incident(path)
-    if found.number != incident.number_of(f"{incident.FOLDER}/{path.name}"):
-        raise IntegrityError(f"{path}: it is the record of incident {found.number}")
-    folder = namespace.attempt_folder(run_dir, number)
-    environment = namespace.read_environment(folder)
-    config = parse(namespace.read_config(folder, environment), str(folder / namespace.CONFIG))
-    place = _nearest(run_dir, number, found)
-    set_determinism(config.training.deterministic, config.training.threads or environment["threads"])
-    device = select_device(config.training.device)
-    data = build_data(config)
-    check_same_data(data.records, environment["data"], f"attempt {number:04d}")
-    built = build_run(config, data, device)
-    record = checkpoint.load_checkpoint(place, built.state.state_tensors() | random_state.capture(device))
-    batch, other = _batches(built, config, found)
-    conditions = Conditions(
-        task=built.task,
-        device=device,
-        precision=config.training.precision,
-        rate=found.numbers.learning_rate,
-        max_norm=config.training.grad_clip_max_norm,
-        scale=found.numbers.loss_scales[-1] if found.numbers.loss_scales else 1.0,
-    )
-    twin = Twin(built.state.model, lambda model: build_optimizer(config, model), conditions)
-    done = run_experiments(twin, batch, other, (record.step, built.state.state_tensors()), None)
-    experiments = {
-        "same_batch": done.again,
-        "other_batch": done.other_batch,
-        "fresh_moments": done.fresh_moments,
-        "in_float32": done.in_float32,
-    }
-    return Replayed(
-        incident=found,
-        attempt=number,
-        step=record.step,
-        record_sha256=record.record_sha256,
-        experiments={name: replay for name, replay in experiments.items() if replay is not None},
-    )
-
-
-def _place_of(path: Path) -> tuple[int, Path]:
-    """Return the number of the attempt in which an incident's file lies, and its run folder."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: expected the file of an incident, found none there")
-    whole = path.resolve()
-    number = namespace.number_of(whole.parent.parent)
-    named = incident.number_of(f"{whole.parent.name}/{whole.name}")
-    if named is None or number is None or whole.parent.parent.parent.name != namespace.ATTEMPTS:
-        raise ConfigError(f"{path}: expected RUN/{namespace.ATTEMPTS}/0001/{incident.name_of(1)} or one like it")
-    return number, whole.parent.parent.parent.parent
-
-
-def _nearest(run_dir: Path, number: int, found: Incident) -> Path:
-    """Return the newest checkpoint of the lineage before the incident, or the first after it where none is left.
-
-    Before it is before its batch: after a rollback the same steps are taken again.
-    """
-    before: list[tuple[int, Path]] = []
-    after: list[tuple[int, Path]] = []
-    for step, place in checkpoints_of(run_dir, number):
-        batch = checkpoint.read_record(place).batch
-        (before if step <= found.numbers.step and batch <= found.batch else after).append((batch, place))
-    if before:
-        return max(before, key=lambda one: one[0])[1]
-    if after:
-        return min(after, key=lambda one: one[0])[1]
-    raise IntegrityError(f"{run_dir}: no checkpoint is left in the lineage of attempt {number:04d}")
-
-
-def _batches(built: BuiltRun, config: RunConfig, found: Incident) -> tuple[StepBatch, StepBatch]:
-    """Return the batch of the incident, checked against the record of its samples, and another one."""
-    loader = built.state.loader
-    loader.restore(LoaderState())
-    loader.skip_steps(found.batch)
-    batch = loader.next_step()
-    identities = [(one.source, one.offset, one.position) for one in loader.identify(batch)]
-    if found.samples and identities != [(one["source"], one["offset"], one["position"]) for one in found.samples]:
-        raise IntegrityError(f"batch {found.batch} does not hold the samples that incident {found.number} names")
-    spoiled = [
-        fault
-        for fault in parse_faults(config.faults.inject)
-        if fault.kind == "corrupt_batch" and fault.batch == found.batch
-    ]
-    return spoil_batch(spoiled, batch), loader.elsewhere()
-
-
-# --- what is shown -------------------------------------------------------------------------------------
 
 
 def _numbers(replay: Replay) -> dict[str, Any]:

@@ -236,6 +236,8 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin)
     show(parts, begin)
+    for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
+        writer.event("warning", state.step, text=text)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
     for text in [*inexact, *warnings(prepared.config)]:
         show(parts, Note(kind="warning", text=text))

@@ -49,7 +49,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     copies = config.spikes.targets_in_memory
     if copies:
         each = sum(tensor.nbytes for tensor in state.tensors().values())
-        details.append(("going back", f"{copies} checkpoints also in memory, {copies * each:,} bytes"))
+        kept = "the newest checkpoint" if copies == 1 else f"the newest {copies} checkpoints"
+        details.append(("going back", f"{kept} also in memory, {copies * each:,} bytes"))
     if not data.held_out:
         details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
     if origin is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import decoder
-from pretrain.policy import fault_plan, guard, schedule
+from pretrain.policy import fault_plan, guard, schedule, spikes
 from pretrain.policy.guard import GuardSettings
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
@@ -58,6 +58,7 @@ def warnings(config: RunConfig) -> list[str]:
     if (config.guard.inf_post_clip_threshold, config.training.grad_clip_max_norm) != usual:
         # Of the defaults, which come from the specification, docs/configuration.md says it once.
         found += guard.warnings(config.guard, config.training.grad_clip_max_norm)
+    found += spikes.warnings(config.spikes, config.training.max_steps)
     validate, checkpoint = (
         config.validation.validate_every_n_steps,
         config.checkpoint.checkpoint_every_n_steps,

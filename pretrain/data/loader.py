@@ -133,9 +133,13 @@ class StatefulLoader:
 
     def skip_steps(self, count: int) -> None:
         """Move the state past `count` steps without reading them; an epoch ends where it would have ended."""
-        state = self._state
-        for _ in range(count):
-            state = self._plan.after(state)
+        state, each = self._state, self._plan.step_samples
+        left = (len(self._plan.windows) - state.position) // each
+        if count < left:
+            state = LoaderState(state.epoch, state.position + count * each)
+        else:
+            epochs, steps = divmod(count - left, self.steps_per_epoch)
+            state = LoaderState(state.epoch + 1 + epochs, steps * each)
         self.restore(state)
 
     def elsewhere(self) -> StepBatch:

@@ -49,6 +49,11 @@ def _plain(value: Any, depth: int) -> Any:
     raise TypeError(f"{type(value).__name__} has no canonical text")
 
 
+def unicode(text: str) -> str:
+    """The text, with the bytes of a file's name that are no UTF-8 written as escapes, so that a record can hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def digest_of(record: Mapping[str, Any]) -> str:
     """What self_sha256 of `record` must be: the SHA-256 of the canonical text without that field."""
     return hashlib.sha256(encode({key: value for key, value in record.items() if key != SELF})).hexdigest()

@@ -88,7 +88,10 @@ def encode(
         "step": numbers.step,
         "batch": batch,
         "trigger": {"name": numbers.trigger, "value": numbers.value, "threshold": numbers.threshold},
-        "samples": [{**asdict(one), "loss": loss} for one, loss in zip(samples, numbers.sample_losses, strict=True)],
+        "samples": [
+            {"source": canonical.unicode(one.source), "offset": one.offset, "position": one.position, "loss": loss}
+            for one, loss in zip(samples, numbers.sample_losses, strict=True)
+        ],
         "blocks": [
             {"name": name, "gradient_norm": norm}
             for name, norm in zip(blocks, numbers.block_gradient_norms, strict=True)

@@ -146,6 +146,28 @@ def history(path: Path, cursor: Cursor, count: int) -> list[Report]:
     return [_report(_row(line, f"{path}: row {number}"), f"{path}: row {number}") for number, line in kept]
 
 
+def rollbacks(path: Path) -> list[tuple[int, int]]:
+    """The step that each rollback of a stream leads to, and the batch at which it was decided, in the order of time.
+
+    What is written beyond the last whole row, by a process that goes on writing, is left out.
+    """
+    found = []
+    for number, line in enumerate(_lines(path, _whole(files.read_blocks(path))), start=1):
+        if b'"event":"rolled_back"' in line:
+            row, where = _row(line, f"{path}: row {number}"), f"{path}: row {number}"
+            step, batch = (canonical.integer(row.get(name), f"{where}: {name}") for name in ("step", "batch"))
+            found.append((step, batch))
+    return found
+
+
+def _whole(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        end = (rest + block).rfind(b"\n") + 1
+        yield (rest + block)[:end]
+        rest = (rest + block)[end:]
+
+
 def _report(row: dict[str, Any], where: str) -> Report:
     taken = row.get("event") == "step"
     # A refusal that no incident tells of is one of the loss scale alone.

@@ -79,7 +79,7 @@ def environment_record(
         "threads": threads,
         "cpu_capability": cpu_capability,
         "determinism": dict(determinism),
-        "data": [dict(row) for row in data],
+        "data": [{**row, "path": canonical.unicode(row["path"])} for row in data],
         "tokenizer_sha256": tokenizer_sha256,
     }
     return _checked_environment(record, ENVIRONMENT)

@@ -210,6 +210,10 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
     for name in [name for name in findings.kinds if incident.number_of(name) is not None]:
         if findings.is_regular(name):
             _check_incident(findings, name)
+    counted = max((record.scalars["ledger"]["incidents"] for record in records.values()), default=0)
+    for name in map(incident.name_of, range(1, counted + 1)):
+        if name not in findings.kinds:
+            findings.add("missing", name, "a checkpoint counts it")
     if findings.is_regular(metrics.NAME):
         with findings.changing(metrics.NAME):
             path = findings.folder / metrics.NAME

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pretrain import files
+from pretrain.errors import IntegrityError
 from pretrain.evidence import checkpoint, incident
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.events import EventLog
@@ -46,6 +47,8 @@ class AttemptWriter:
     def incident(self, number: int, data: bytes) -> None:
         """Publish the file of an incident, before a row names it."""
         path = self.folder / incident.name_of(number)
+        if path.parent.is_symlink():
+            raise IntegrityError(f"{path.parent}: expected a folder, found a symlink; remove it, and resume")
         files.make_folder(path.parent)
         files.publish(path, data)
 

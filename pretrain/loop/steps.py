@@ -9,7 +9,15 @@ from pretrain.evidence.incident import name_of
 from pretrain.faults import name, spoil_batch, spoil_gradients
 from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
 from pretrain.loop.boundary import finish_step, save, stop_here
-from pretrain.loop.incidents import NOT_FINITE, Moment, record_alarms, record_incident, trigger_of, trigger_of_refusal
+from pretrain.loop.incidents import (
+    NOT_FINITE,
+    Moment,
+    Trigger,
+    record_alarms,
+    record_incident,
+    trigger_of,
+    trigger_of_refusal,
+)
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
 from pretrain.loop.updates import UpdateNorm
@@ -79,7 +87,7 @@ def train(parts: LoopParts) -> None:
         )
 
         moment = Moment(batch, batch_index, loss, norm, ratio, rate, scale)
-        update_norm, diagnosis = None, None
+        update_norm, trigger, diagnosis = None, NOT_FINITE, None
         if decision.action == "accept":
             updates.before(state.step + 1)
             state.optimizer.step()
@@ -115,7 +123,8 @@ def train(parts: LoopParts) -> None:
             if damage or any(change.state == "raised" for change in changes):
                 moment = replace(moment, update_norm=taken.relative_update)
                 action = decision.action if damage else "record"
-                diagnosis = record_incident(parts, moment, trigger_of(*(damage or spikes)), action)
+                trigger = trigger_of(*(damage or spikes))
+                diagnosis = record_incident(parts, moment, trigger, action)
             record_alarms(parts, changes, batch_index, None if diagnosis is None else state.ledger.incidents)
             if not damage:
                 state.ledger.ladder = on_healthy(state.ledger.ladder, config.spikes)
@@ -123,7 +132,8 @@ def train(parts: LoopParts) -> None:
                     finish_step(parts)
                 except DivergedError:  # The checkpoint refuses what is not finite: the damage is in the state.
                     decision = on_damage(state.ledger.ladder, list(parts.targets), batch_index, config.spikes)
-                    diagnosis = record_incident(parts, moment, NOT_FINITE, decision.action)
+                    trigger = NOT_FINITE
+                    diagnosis = record_incident(parts, moment, trigger, decision.action)
         else:
             random_state.restore(generators, state.device)
             taken = Report("overflow" if overflowed else "skipped", state.step, batch_index, loss, norm)
@@ -170,7 +180,7 @@ def train(parts: LoopParts) -> None:
         )
         show(parts, step_row)
         if decision.action == "stop":
-            raise DivergedError(_why_it_stops(parts, judgement, diagnosis))
+            raise DivergedError(_why_it_stops(parts, judgement, trigger, diagnosis))
         if parts.stop.name is not None:
             stop_here(parts)
 
@@ -197,16 +207,21 @@ def _decide(parts: LoopParts, judgement: Judgement, spikes: tuple[Spike, ...], b
     return Decision("stop" if judgement.action == "fail" else "skip", ladder)
 
 
-def _why_it_stops(parts: LoopParts, judgement: Judgement, diagnosis: Diagnosis | None) -> str:
-    step, settings, number = parts.state.step, parts.config, parts.state.ledger.incidents
-    found = f"; cause {diagnosis.cause}, see {name_of(number)}: {diagnosis.remedy}" if diagnosis is not None else ""
+def _why_it_stops(parts: LoopParts, judgement: Judgement, trigger: Trigger, diagnosis: Diagnosis | None) -> str:
+    state, settings = parts.state, parts.config
+    name, value, threshold = trigger
+    what = f"batch {state.batch - 1} at step {state.step}: {name} is {value:.4g}, and {threshold:.4g} is what it may be"
     if judgement.action == "fail":
-        return (
-            f"step {step + 1} was refused ({judgement.reason}) after {judgement.retries} refusals and "
-            f"guard.max_nan_retries is {settings.guard.max_nan_retries}: the run does not recover by skipping data"
-            f"{found}"
+        why = (
+            f"that is a refusal too many after {judgement.retries}, since guard.max_nan_retries is "
+            f"{settings.guard.max_nan_retries}: the run does not recover by skipping data"
         )
-    return (
-        f"step {step + 1} is out of bounds after {parts.state.ledger.ladder.rollbacks} rollbacks and "
-        f"spikes.max_rollbacks is {settings.spikes.max_rollbacks}: the run does not recover by going back{found}"
-    )
+    elif not parts.targets:
+        why = "there is no checkpoint to go back to"
+    else:
+        why = (
+            f"spikes.max_rollbacks is {settings.spikes.max_rollbacks}, and {state.ledger.ladder.rollbacks} were made: "
+            "the run does not recover by going back"
+        )
+    found = f"; {name_of(state.ledger.incidents)} says {diagnosis.cause}: {diagnosis.remedy}" if diagnosis else ""
+    return f"{what}; {why}{found}"

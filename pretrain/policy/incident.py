@@ -105,9 +105,10 @@ class IncidentNumbers:
 class Figures:
     """What the causes are told apart by; a ratio is to what was usual, and None where there is nothing to take it from.
 
-    loss, gradient: of the incident. same, other, again, float32: how far the replays of the same batch from the safe
-    state, of another batch, of the same batch and of it in float32 stand out: 0 = as usual, 1 = as the incident; again
-    is from the state at the incident.
+    finite: whether loss, norm and state of the incident are. loss, gradient: of the incident.
+    same, other, again, float32: how far the replays of the same batch from the safe state, of another batch, of the
+    same batch and of it in float32 stand out: 0 = as usual, 1 = as the incident; again is from the state at the
+    incident.
     unrest: reports among the last 20 that stood out themselves. growth: of the gradient norm over the steps before,
     while it only rose.
     recent_update: greatest of the newest updates, the incident's included. update_of_fresh: that update over the one
@@ -159,7 +160,7 @@ def figures_of(numbers: IncidentNumbers) -> Figures:
     """Return the figures of an incident."""
     usual_loss, usual_norm = _usual(numbers.losses), _usual(numbers.gradient_norms)
     usual_update = _usual(numbers.update_norms)
-    finite = math.isfinite(numbers.loss) and math.isfinite(numbers.gradient_norm)
+    finite = all(map(math.isfinite, (numbers.loss, numbers.gradient_norm))) and numbers.trigger != "non_finite_state"
     loss, gradient = _ratio(numbers.loss, usual_loss), _ratio(numbers.gradient_norm, usual_norm)
 
     def standing(replay: Replay | None) -> float | None:

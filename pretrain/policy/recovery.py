@@ -149,14 +149,6 @@ def learning_rate_multiplier(state: LadderState, step: int, settings: SpikeSetti
     return state.learning_rate_factor * done / settings.rewarm_steps
 
 
-def next_batch(batch: int, quarantined: Sequence[Window]) -> int:
-    """Return `batch`, or the first batch after the quarantined window that it lies in."""
-    for first, last in quarantined:
-        if first <= batch <= last:
-            return last + 1
-    return batch
-
-
 def _joined(windows: Sequence[Window]) -> tuple[Window, ...]:
     """Return the windows in their order, those that meet made one."""
     joined: list[Window] = []

@@ -71,7 +71,8 @@ class SpikeSettings:
     rewarm_steps: steps over which a lowered learning rate is reached from zero.
     healthy_steps: healthy steps in a row after which the run climbs down one rung of the ladder, which is skip, roll
         back, roll back slower.
-    targets_in_memory: newest rollback targets that are kept in memory too; 0 = they are read from the disk.
+    targets_in_memory: newest rollback targets, of which there are two, that are kept in memory too; 0 = they are read
+        from the disk.
     """
 
     loss: SignalSettings = field(default_factory=lambda: SignalSettings("roll_back"))
@@ -83,7 +84,7 @@ class SpikeSettings:
     learning_rate_factor: float = limited(0.5, above=0, at_most=1)
     rewarm_steps: int = limited(50, at_least=0)
     healthy_steps: int = limited(500, at_least=1)
-    targets_in_memory: int = limited(1, at_least=0)
+    targets_in_memory: int = limited(1, at_least=0, at_most=2)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,23 @@ def find_spikes(values: Values, state: SpikeState, settings: SpikeSettings) -> t
         return ()
     found = [spike for signal in SIGNALS if (spike := _judge(signal, values.get(signal), state, settings)) is not None]
     return tuple(sorted(found, key=lambda spike: (-ACTIONS.index(spike.action), -spike.deviations)))
+
+
+def warnings(settings: SpikeSettings, max_steps: int) -> tuple[str, ...]:
+    """What a person should know about settings that differ from the defaults; nothing here is an error."""
+    found = []
+    if settings != SpikeSettings() and settings.warmup_steps >= max_steps:
+        found.append(
+            f"spikes.warmup_steps ({settings.warmup_steps}) is not below training.max_steps ({max_steps}): no step is "
+            "ever called a spike"
+        )
+    judged = UPDATE_EVERY_N_STEPS * (_LEAST_KNOWN["update"] + 1)
+    if settings.update.action != "record" and max_steps < judged:
+        found.append(
+            f"spikes.update.action is {settings.update.action}, and training.max_steps ({max_steps}) is below {judged}:"
+            " the update norm is not judged before that step"
+        )
+    return tuple(found)
 
 
 def threshold_of(signal: Signal, state: SpikeState, settings: SpikeSettings) -> float | None:

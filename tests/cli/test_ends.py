@@ -36,7 +36,9 @@ def test_diverged(tmp_path: Path) -> None:
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["exit_code"], record["batch"]) == ("diverged", 4, 3)
     assert record["resume"] is None
-    assert "(post_clip) after 2 refusals" in record["reason"]
+    assert "post_clip is " in record["reason"]
+    assert "guard.max_nan_retries is 2" in record["reason"]
+    assert "incident_0003.json" in record["reason"]
     assert "lower optimizer.lr" in answer.err
     rows = (tmp_path / "run/attempts/0001/metrics.jsonl").read_text()
     assert rows.count('"event":"skipped"') == 3

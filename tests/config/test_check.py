@@ -137,3 +137,18 @@ def test_warning(overrides: list[str], message: str | None) -> None:
 def test_validating_on_training_data_is_warned_of() -> None:
     text = "run: {dir: r}\ntraining: {max_steps: 20}\ndata: {train: {corpus: {}}}\n"
     assert "data.validation is empty" in warnings(config(*QUIET, text=text))[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["spikes.warmup_steps=5000"], "spikes.warmup_steps (5000) is not below training.max_steps"),
+        (["spikes.update.action=roll_back", "training.max_steps=150"], "spikes.update.action is roll_back, and"),
+        (["spikes.update.action=roll_back", "training.max_steps=1000"], None),
+        (["training.max_steps=10"], None),
+    ],
+)
+def test_spikes_that_cannot_be_seen_are_warned_of(overrides: list[str], said: str | None) -> None:
+    found = [line for line in warnings(config(*overrides)) if line.startswith("spikes.")]
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)

@@ -264,3 +264,31 @@ def test_concatenated_domains_are_checked_one_after_the_other():
     with pytest.raises(DataError, match="b: changed"):
         whole.check_unchanged()
     assert Concatenation([Numbers(3), Numbers(3)]).check_unchanged() is None
+
+
+@pytest.mark.parametrize("begin", [0, 1, 4, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 20, 100])
+def test_steps_that_are_skipped_are_those_that_would_have_been_read(begin, count):
+    read, skipped = make(Numbers(30)), make(Numbers(30))
+    for one in (read, skipped):
+        one.skip_steps(begin)
+    for _ in range(count):
+        read.next_step()
+    skipped.skip_steps(count)
+    assert skipped.state == read.state
+
+
+def test_any_number_of_steps_is_skipped_at_once():
+    one = make(Numbers(30))
+    one.skip_steps(10**15)
+    assert one.state.epoch > 10**13
+
+
+def test_another_batch_is_half_an_epoch_away_and_moves_nothing():
+    one = make(Numbers(30))
+    one.skip_steps(1)
+    before = one.state
+    other = one.elsewhere()
+    assert one.state == before
+    assert other.position != before.position
+    assert other.position % len(other.micro_batches[0].samples) == 0

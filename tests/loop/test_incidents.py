@@ -1,23 +1,28 @@
 """An incident leaves a file that says why, and finding out changes nothing of the run."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from pretrain import lineage
-from pretrain.attempt import replay_incident
+from pretrain import files, lineage
+from pretrain.attempt import replay_incident, resume_attempt
 from pretrain.attempt.replayed import Replayed
 from pretrain.errors import ConfigError, IntegrityError
-from pretrain.evidence import incident
+from pretrain.evidence import canonical, checkpoint, incident
+from pretrain.evidence.checkpoint import CheckpointRecord, list_checkpoints
 from pretrain.evidence.incident import Incident, read_incident
 from pretrain.loop import LoopParts, finish_step
 from pretrain.loop import incidents as page
+from pretrain.machine.signals import StopRequest
 from pretrain.policy.diagnosis import diagnose
+from pretrain.telemetry.sink import Event, StepRow
 from tests.loop.lineages import tree
 from tests.loop.test_rollback import QUICK, newest, rows
-from tests.tiny import go_on, tiny, train
+from tests.tiny import Recorder, go_on, tiny, train
 
 TWO = "faults.inject=[loss_spike@31x8, loss_spike@32x8, loss_spike@33x8, nan_grad@40]"
 
@@ -114,8 +119,12 @@ def test_a_damaged_incident_of_the_parent_is_refused_and_a_missing_one_is_said(t
         go_on(tmp_path / "run")
     assert tree(tmp_path / "run/attempts") == before
     path.unlink()
+    assert lineage.verify(tmp_path / "run").missing == (incident.name_of(2),)
     assert go_on(tmp_path / "run").verdict == "done"
     assert [one.number for one in found_in(tmp_path / "run")] == [1, 3, 4]
+    assert (
+        "incident_0002.json: the file of an incident is gone" in (newest(tmp_path / "run") / "events.jsonl").read_text()
+    )
 
 
 def test_without_room_for_a_copy_the_incident_says_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +189,78 @@ def test_a_signal_never_saves_what_is_not_finite(tmp_path: Path, monkeypatch: py
         in json.loads((tmp_path / "run/attempts/0001/outcome.json").read_text())["reason"]
     )
     assert go_on(tmp_path / "run").verdict == "done"
+
+
+def test_damage_that_only_a_checkpoint_sees_is_no_learning_rate(tmp_path: Path) -> None:
+    calm = ("optimizer.lr=1e-4", "faults.inject=[nan_weight@39]")
+    train(tiny(tmp_path, "text", *QUICK, *calm))
+    (one,) = found_in(tmp_path / "run")
+    assert (one.numbers.trigger, one.cause) == ("non_finite_state", "unknown")
+
+
+def test_the_end_says_what_it_was(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "spikes.max_rollbacks=0", "faults.inject=[nan_weight@39]"))
+    reason = json.loads((tmp_path / "run/attempts/0001/outcome.json").read_text())["reason"]
+    assert "batch 39 at step 40: non_finite_state is nan" in reason
+    assert "spikes.max_rollbacks is 0, and 0 were made" in reason
+
+
+def test_without_a_checkpoint_to_go_back_to_the_end_says_so(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_weight@33]"), 32)
+    go_on(tmp_path / "run", stop_after=1)
+    shutil.rmtree(tmp_path / "run/attempts/0001")
+    result = go_on(tmp_path / "run")
+    assert result.exit_code == 4
+    assert (
+        "there is no checkpoint to go back to"
+        in json.loads((newest(tmp_path / "run") / "outcome.json").read_text())["reason"]
+    )
+
+
+def test_a_file_of_any_name_can_be_named_by_an_incident(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one green bottle hanging on the wall\n" * 40)
+    (tmp_path / "books" / os.fsdecode(b"\xff\xfe b.txt")).write_text("two green bottles hanging on the wall\n" * 40)
+    data = [f"data.{kind}.letters.path={folder}" for kind in ("train", "validation")]
+    config = tiny(
+        tmp_path, "text", "training.max_steps=12", *data, "faults.inject=[nan_grad@5, nan_grad@6, nan_grad@7]"
+    )
+    assert train(config).verdict == "done"
+    named = {sample["source"] for one in found_in(tmp_path / "run") for sample in one.samples}
+    assert any(name.endswith("\\udcff\\udcfe b.txt") for name in named), named
+    assert replayed(tmp_path / "run", 1).experiments["same_batch"].loss is not None
+
+
+def test_incidents_are_not_written_through_a_link(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"), 20)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class Linking(Recorder):
+        def emit(self, event: Event) -> None:
+            if isinstance(event, StepRow) and event.batch == 25:
+                (newest(tmp_path / "run") / "incidents").symlink_to(elsewhere)
+
+    result = resume_attempt(tmp_path / "run", [], StopRequest(), [Linking()])
+    assert (result.verdict, result.exit_code) == ("failed", 3)
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_disk_that_is_full_ends_with_6_and_a_resume_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]", run="a"))
+    monkeypatch.setattr(files, "system", files.System())
+    result = train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33, full_disk@34]", run="b"))
+    assert (result.verdict, result.exit_code) == ("storage", 6)
+    assert not (tmp_path / "b/attempts/0001/outcome.json").exists()  # the disk is full for it as well
+    monkeypatch.setattr(files, "system", files.System())
+    done = go_on(tmp_path / "b")
+    assert done.verdict == "done"
+    assert whole.checkpoint is not None
+    stream = (newest(tmp_path / "b") / "metrics.jsonl").read_bytes()
+    assert stream == (tmp_path / "a/attempts/0001/metrics.jsonl").read_bytes()
 
 
 # --- pretrain replay -----------------------------------------------------------------------------------
@@ -249,6 +330,53 @@ def test_a_replay_refuses_other_data_and_altered_records(tmp_path: Path) -> None
         replayed(tmp_path / "run", 1)
     corpus.write_text(text)
     path = newest(tmp_path / "run") / incident.name_of(1)
-    path.write_bytes(path.read_bytes().replace(b'"phase":"decay"', b'"phase":"delay"'))
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"phase":"decay"', b'"phase":"delay"'))
     with pytest.raises(IntegrityError, match="altered"):
         replayed(tmp_path / "run", 1)
+    # Altered together with its digest: the manifest knows.
+    record = {key: value for key, value in json.loads(whole).items() if key != "self_sha256"} | {"batch": 10**15}
+    path.write_bytes(canonical.encode(canonical.seal(record)))
+    with pytest.raises(IntegrityError, match="verify-manifest"):
+        replayed(tmp_path / "run", 1)
+    (newest(tmp_path / "run") / "manifest.json").unlink()
+    with pytest.raises(IntegrityError, match="expected batch 1000000000000000 to hold the samples"):
+        replayed(tmp_path / "run", 1)
+
+
+def test_a_replay_finds_data_that_has_moved(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    (tmp_path / "corpus.txt").rename(tmp_path / "moved.txt")
+    path = newest(tmp_path / "run") / incident.name_of(1)
+    moved = [f"data.{kind}.letters.path={tmp_path / 'moved.txt'}" for kind in ("train", "validation")]
+    with pytest.raises(ConfigError):
+        replay_incident(path)
+    assert replay_incident(path, moved).experiments["same_batch"].loss is not None
+    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
+        replay_incident(path, [*moved, "optimizer.lr=1"])
+
+
+def test_a_replay_passes_over_what_was_undone(tmp_path: Path) -> None:
+    """A checkpoint for a signal, in an earlier attempt, of a step that the run went back from afterwards."""
+    often = ("checkpoint.checkpoint_every_n_steps=4", "training.max_steps=16", "spikes.warmup_steps=16")
+    faults = "faults.inject=[loss_spike@40, nan_weight@6, nan_grad@10]"
+    train(tiny(tmp_path, "text", *often, faults), 6)
+    assert go_on(tmp_path / "run").verdict == "done"
+    assert [step for step, _ in list_checkpoints(tmp_path / "run/attempts/0001")] == [0, 4, 6]
+    hurt = next(one for one in found_in(tmp_path / "run") if one.batch == 10)
+    assert replayed(tmp_path / "run", hurt.number).step != 6
+
+
+def test_a_replay_beside_the_training_takes_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    real = checkpoint.load_checkpoint
+
+    def pruned_meanwhile(place: Path, destination: dict[str, torch.Tensor]) -> CheckpointRecord:
+        if place.name == "step_00000050":
+            shutil.rmtree(place)
+        return real(place, destination)
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", pruned_meanwhile)
+    assert replayed(tmp_path / "run", 1).step == 60

@@ -18,7 +18,6 @@ from pretrain.policy.recovery import (
     Target,
     learning_rate_multiplier,
     newest_targets,
-    next_batch,
     on_damage,
     on_healthy,
     on_spike,
@@ -151,13 +150,6 @@ def test_a_rollback_forgets_the_skips_and_quarantines_what_led_there():
 def test_quarantined_windows_are_apart_and_in_order(before, first, last, after):
     state = LadderState(quarantined=before)
     assert on_damage(state, (Target(1, first),), last, DEFAULT).state.quarantined == after
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"), [(0, 0), (4, 4), (5, 10), (9, 10), (10, 10), (19, 19), (20, 31), (30, 31), (31, 31)]
-)
-def test_the_next_batch_is_past_the_quarantine(batch, expected):
-    assert next_batch(batch, ((5, 9), (20, 30))) == expected
 
 
 def test_a_healthy_stretch_climbs_down_one_rung_and_the_ground_ends_the_count():
