@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 RUNS   ?= runs
+SEED   ?= 2
 
-.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench kill-lineage clean
+.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench incidents kill-lineage clean
 
 install: $(VENV)/.installed
 develop: $(VENV)/.developed
@@ -50,6 +51,10 @@ test: lint
 bench: install
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.guard_cost
+
+# A quarter to half an hour on two cores: six causes made in 40 runs each, and 50,000 healthy steps.
+incidents: install
+	$(BIN)/python -m benchmarks.incidents --seed $(SEED)
 
 kill-lineage: install
 	$(BIN)/python scripts/kill_lineage.py --kills 30
