@@ -68,7 +68,7 @@ def fault_of(plan: Plan) -> Fault:
 
 def _high_curvature(task: str, turn: int, at: int, rng: np.random.Generator) -> Fault:
     """A learning rate that rises over most of the run, to far above what the model bears."""
-    lowest, highest = (0.1, 0.25) if task == "text" else (0.25, 0.6)
+    lowest, highest = (0.15, 0.35) if task == "text" else (0.25, 0.6)
     peak = math.exp(rng.uniform(math.log(lowest), math.log(highest)))
     return Fault(
         kind=f"warmup to {peak:.2g}",

@@ -23,6 +23,8 @@ _LEAST_MARGIN = 0.75
 # A loss of so many times the usual one is raised; below that, only the gradient was.
 _RAISED = 1.15
 _BAD_SHARE = 0.15
+# A gradient norm of so many times the usual one is a jump and no rise.
+_FAR = 50.0
 # What the gradient norm grows by through all blocks: the least that counts, and what leaves no doubt.
 _GROWN, _FAR_GROWN = 5.0, 20.0
 _FLOAT16_NEAR_ITS_END = 2.0**14
@@ -103,20 +105,22 @@ def _common(cause: Cause, figures: Figures) -> list[_Clue]:
 
 
 def _high_curvature(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
-    raised, depth, update = _is_raised(figures), figures.depth, figures.recent_update
+    depth, update = figures.depth, figures.recent_update
+    # Where the loss stays, or any batch stands out, the safe state can lie above the same limit: it says less then.
+    telling = _is_raised(figures) and not _is_anywhere(figures)
+    jumped = not figures.finite or (figures.gradient is not None and figures.gradient >= _FAR)
     return [
-        # Where the loss stays, the safe state can lie above the same limit: there the batch says less.
-        *_below("same_batch_from_safe_state", figures.same, 0.5, 1.5, 2.0 if raised else 0.5),
+        *_below("same_batch_from_safe_state", figures.same, 0.5, 1.5, 2.0 if telling else 0.5),
         *_at_least("other_batch", figures.other, 0.5, 2.0, 0.5),
-        *_at_least("share_of_peak_learning_rate", figures.rate, 0.4, 1.0, 1.5),
+        *_at_least("share_of_peak_learning_rate", figures.rate, 0.3, 1.0, 1.5),
         *_at_least("restless_steps_of_20", figures.unrest, 2, 1.0, 0.25),
-        # A run that was calm does not jump to what is not finite by a learning rate.
-        *_at_least("restless_steps_before_it", None if figures.finite else figures.unrest, 2, 0.0, 3.0),
+        # A run that was calm does not jump that far by a learning rate.
+        *_at_least("restless_steps_before_it", figures.unrest if jumped else None, 2, 0.0, 3.0),
         *_clue("update_over_usual", update, "0.3 to 2.5", update is not None and 0.3 <= update < 2.5, 0.5, 1.5),
         *_below("loss_over_usual", figures.loss if figures.finite else None, _RAISED, 0.75, 0.0),
         *_at_least("root_of_second_moment_over_gradient", figures.moments, 5, 1.0, 0.0),
         *_at_least("largest_activation", figures.largest_activation, 100, 0.5, 0.0),
-        *_below("block_growth_towards_first", depth, _GROWN, 0.0, 1.5 + 1.5 * _far_grown(depth)),
+        *_below("block_growth_towards_first", depth, _GROWN, 0.0, 1.5 + 2.0 * _far_grown(depth)),
     ]
 
 
@@ -134,9 +138,9 @@ def _exploding_depth(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
 
 
 def _outlier_batch(numbers: IncidentNumbers, figures: Figures) -> list[_Clue]:
-    raised = _is_raised(figures)
+    telling = _is_raised(figures) and not _is_anywhere(figures)
     return [
-        *_at_least("same_batch_from_safe_state", figures.same, 0.5, 2.0 if raised else 1.0, 3.0),
+        *_at_least("same_batch_from_safe_state", figures.same, 0.5, 2.0 if telling else 1.0, 3.0),
         *_below("other_batch", figures.other, 0.5, 1.5, 2.0),
         *_at_least("loss_over_usual", figures.loss, _RAISED, 0.5, 1.5),
         *_below("share_of_samples_that_carry_it", figures.carriers, 0.55, 1.5, 0.0),
@@ -193,6 +197,10 @@ def _far_grown(depth: float | None) -> float:
 def _least_bad(figures: Figures) -> float:
     # One sample of a single value occurs in sound data: a line of dashes, a pause. One that is not finite does not.
     return _BAD_SHARE if figures.finite else 1e-9
+
+
+def _is_anywhere(figures: Figures) -> bool:
+    return figures.other is not None and figures.other >= 0.5
 
 
 def _is_raised(figures: Figures) -> bool:

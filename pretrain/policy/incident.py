@@ -313,4 +313,4 @@ def _depth(norms: Sequence[float]) -> float | None:
     whole = logs[0] - logs[least]
     if math.isinf(whole):
         return math.inf
-    return math.exp(min(whole, 700.0)) if max(rises) <= 0.5 * whole else 1.0
+    return math.exp(min(whole, 700.0)) if max(rises) <= 0.6 * whole else 1.0
