@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pretrain.policy.incident import LEAST_BLOCKS, Figures, IncidentNumbers, figures_of
+from pretrain.policy.figures import LEAST_BLOCKS, Figures, figures_of
+from pretrain.policy.incident import IncidentNumbers
 
 Cause = Literal[
     "high_curvature",

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pretrain.config.settings import NAMED, SECTIONS, groups_of, plain_sections, settings_of
 from pretrain.policy.diagnosis import Cause, diagnose
-from pretrain.policy.incident import IncidentNumbers, Replay, figures_of
+from pretrain.policy.figures import figures_of
+from pretrain.policy.incident import IncidentNumbers, Replay
 
 NAN, INF = math.nan, math.inf
 UNIFORM = math.log(256)
