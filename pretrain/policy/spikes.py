@@ -20,8 +20,9 @@ Values = Mapping[Signal, float | None]
 _UPPER_TWENTIETH = 1.645 * math.sqrt(1.5)
 _MIDDLE = 0.6745 * math.sqrt(1.5)
 # The least scale that is believed, since a window can be calmer than the run: of the loss, as a share of it; of a norm,
-# in nats. Six of them are 15 % of a loss, and a factor of 6 of a norm.
-_LEAST_SCALE: Mapping[Signal, float] = {"loss": 0.025, "gradient": 0.3, "update": 0.3}
+# in nats. Six of them are 15 % of a loss, a factor of 20 of a gradient norm, which jumps by 6 to 14 now and then in a
+# sound run at a high rate without any harm, and a factor of 6 of an update norm.
+_LEAST_SCALE: Mapping[Signal, float] = {"loss": 0.025, "gradient": 0.5, "update": 0.3}
 # The update norm takes a copy of the parameters, which costs more than the update: it is measured every so many steps.
 # No setting of the telemetry moves it, since it stands in the metric stream and can decide.
 UPDATE_EVERY_N_STEPS = 20
@@ -38,7 +39,7 @@ class SignalSettings:
     action: `record` it and go on; `skip` the step, before the weights move, up to 16 times before the run goes back;
         `roll_back` once two steps in a row have been skipped and the next one stands out as well.
     threshold: robust standard deviations above the recent healthy steps, of a norm in its logarithm; the default is
-        15 % of a loss, or a factor of 6 of a norm, where these vary little, and more where they vary more.
+        15 % of a loss, or a factor of 20 of a norm, where these vary little, and more where they vary more.
     """
 
     action: str = limited("record", choices=ACTIONS)
