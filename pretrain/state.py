@@ -46,7 +46,7 @@ class RunState:
     """The trajectory (model, optimizer, step, loader position, generators, statistics) and the ledger.
 
     step: completed optimizer steps. batch: global batches consumed, the refused ones included. scaler: the loss scale
-    of a float16 run, None for the others.
+    of a float16 run, None for the others. parked: positions of the generators of a device that the state has left.
     """
 
     model: nn.Module
@@ -59,6 +59,7 @@ class RunState:
     alarms: AlarmState = field(default_factory=AlarmState)
     scaler: LossScale | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    parked: random_state.GeneratorStates = field(default_factory=dict)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the model's and the optimizer's own tensors by name: writing into them writes the state."""
@@ -67,7 +68,27 @@ class RunState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor of a checkpoint by name, the generators' positions included."""
-        return self.state_tensors() | random_state.capture(self.device)
+        return self.state_tensors() | self.generators()
+
+    def generators(self) -> random_state.GeneratorStates:
+        """Return the generators' positions that a checkpoint holds: of this device, and of one that was left."""
+        return self.parked | random_state.capture(self.device)
+
+    def move_to(self, device: torch.device) -> None:
+        """Move model, optimizer state and generators; a checkpoint then holds the same names as before.
+
+        The generator of the device that is left stays where it stands, for a resume that comes back to it.
+        """
+        self.parked = self.generators()
+        parameters = list(self.model.parameters())
+        self.model.to(device)
+        # The optimizer knows its parameters by identity.
+        assert all(old is new for old, new in zip(parameters, self.model.parameters(), strict=True))
+        for kept in self.optimizer.state.values():
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor):
+                    kept[key] = value.to(device)
+        self.device = device
 
     def is_finite(self) -> bool:
         """Whether every number of the model and the optimizer is finite; waits for the device."""

@@ -31,7 +31,10 @@ class DomainResult:
 
 
 class Validator:
-    """The validation sets of a run; baselines are fitted and scored once, at the first pass."""
+    """The validation sets of a run; baselines are fitted and scored once, at the first pass.
+
+    device: where the model computes.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Validator:
         device: torch.device,
     ) -> None:
         self._task, self._train, self._domains = task, train, domains
-        self._batch_size, self._precision, self._device = batch_size, precision, device
+        self._batch_size, self._precision, self.device = batch_size, precision, device
         self._baselines: dict[str, Totals] | None = None
 
     def run(self, model: nn.Module, stop: StopRequest) -> dict[str, DomainResult] | None:
@@ -66,8 +69,8 @@ class Validator:
             for batch in in_order(windows, self._batch_size):
                 if stop.name is not None:
                     return None
-                with torch.inference_mode(), autocast(self._device, self._precision):
-                    scores = self._task.score(model, batch, self._device)
+                with torch.inference_mode(), autocast(self.device, self._precision):
+                    scores = self._task.score(model, batch, self.device)
                 _add(totals, batch, scores)
             results[name] = DomainResult(len(windows), self._task.summarize(totals))
         return results

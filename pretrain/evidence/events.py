@@ -1,14 +1,18 @@
 """events.jsonl: what was done to a run and when, by the clock; never part of an identity."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pretrain import files
+from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical
 
 NAME = "events.jsonl"
+_READ_LIMIT = 1 << 30  # bytes
+DEVICE = "device"  # the event of a state that moved to another device: its `reason` says why bits may differ
 
 
 class EventLog:
@@ -23,9 +27,27 @@ class EventLog:
         row = {**fields, "time": self._clock(), "event": event, "step": step}
         self._appender.append(canonical.encode(row))
 
+    def sync(self) -> None:
+        """Make the operations so far durable."""
+        self._appender.sync()
+
     def close(self) -> None:
         """Make the operations durable and close the file, so that a manifest can bind its hash."""
         try:
             self._appender.sync()
         finally:
             self._appender.close()
+
+
+def read(attempt: Path) -> list[dict[str, Any]]:
+    """Return the operations of an attempt, oldest first; nothing binds them, so that a damaged line is left out."""
+    path = attempt / NAME
+    if not path.exists():
+        return []
+    rows = []
+    for line in files.read_regular(path, limit=_READ_LIMIT).splitlines(keepends=True):
+        with contextlib.suppress(IntegrityError):
+            row = canonical.parse(line, str(path))
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows

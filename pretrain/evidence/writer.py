@@ -44,6 +44,10 @@ class AttemptWriter:
         """Make the rows so far durable."""
         self._metrics.sync()
 
+    def sync_events(self) -> None:
+        """Make the operations so far durable."""
+        self._events.sync()
+
     def incident(self, number: int, data: bytes) -> None:
         """Publish the file of an incident, before a row names it."""
         path = self.folder / incident.name_of(number)

@@ -181,7 +181,7 @@ def _safe_state(parts: LoopParts) -> tuple[int, Tensors] | None:
     newest = max(earlier, key=lambda target: target.step)
     if newest.step in parts.memory:
         return newest.step, parts.memory[newest.step].tensors
-    tensors = state.state_tensors() | random_state.capture(state.device)
+    tensors = state.tensors()
     room = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     try:
         checkpoint.load_checkpoint(parts.targets[newest], room)

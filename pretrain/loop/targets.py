@@ -48,7 +48,7 @@ def roll_back(parts: LoopParts, decision: Decision) -> None:
     if target.step in parts.memory:
         state.go_back(parts.memory[target.step])
     else:
-        generators = random_state.capture(state.device)
+        generators = state.generators()
         record = checkpoint.load_checkpoint(parts.targets[target], state.state_tensors() | generators)
         state.restore_trajectory(record.step, record.batch, record.scalars)
         random_state.restore(generators, state.device)

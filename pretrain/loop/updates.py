@@ -14,8 +14,8 @@ class UpdateNorm:
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        self._now = [parameter.detach() for parameter in parameters]
-        self._is_kept = all(parameter.device.type == "cpu" for parameter in self._now)
+        self._parameters = parameters
+        self._now: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._is_due = False
 
@@ -29,6 +29,8 @@ class UpdateNorm:
         self._is_due = is_due(step, UPDATE_EVERY_N_STEPS)
         if not self._is_due:
             return
+        # Asked for anew each time: between two steps the parameters may have moved to another device.
+        self._now = [parameter.detach() for parameter in self._parameters]
         if not self._before:
             self._before = [torch.empty_like(parameter) for parameter in self._now]
         torch._foreach_copy_(self._before, self._now)
@@ -40,6 +42,7 @@ class UpdateNorm:
         # In place of the copies, since another set of them would cost as much again; a norm does not see the sign.
         torch._foreach_sub_(self._before, self._now)
         norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._before))))
-        if not self._is_kept:
+        if any(parameter.device.type != "cpu" for parameter in self._now):
             self._before = []
+        self._now = []
         return norm

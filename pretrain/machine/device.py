@@ -45,6 +45,12 @@ def _check_openmp(threads: int) -> None:
         raise ConfigError(f"OMP_THREAD_LIMIT: {limit} is less than training.threads, {threads}; raise or unset it")
 
 
+def release_memory(device: torch.device) -> None:
+    """Give back to a CUDA device what PyTorch keeps of it and no tensor holds."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def bytes_in_use(device: torch.device) -> int | None:
     """Bytes that tensors hold on a CUDA device; None on the CPU, where nobody counts them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None

@@ -57,16 +57,11 @@ class Sensors:
     def read(self) -> Reading:
         """Read every sensor; one that fails is None, and the first time it does, `warn` is told."""
         assert self._open, "read after close"
-        nvml, failures = self._nvml, dict[str, str]()
+        nvml, handle, failures = self._nvml, self._handle, dict[str, str]()
 
         def attempt(name: str, call: Callable[[], float]) -> float | None:
-            try:
-                return float(call())
-            except nvml.NVMLError as error:
-                failures[name] = str(error)
-                return None
+            return self._attempt(name, call, failures)
 
-        handle = self._handle
         reading = Reading(
             temperature_c=attempt("temperature", self._temperature),
             power_w=attempt("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
@@ -74,12 +69,16 @@ class Sensors:
             sm_clock_mhz=attempt("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             memory_clock_mhz=attempt("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
         )
-        fresh = {name: why for name, why in failures.items() if name not in self._warned}
-        if fresh:
-            self._warned |= fresh.keys()
-            listed = ", ".join(f"{name} ({why})" for name, why in fresh.items())
-            self._warn(f"NVML cannot read {listed}; the cell stays empty wherever that is so")
+        self._tell(failures)
         return reading
+
+    def temperature_c(self) -> float | None:
+        """Read the temperature alone; None where that fails, and the first time it does, `warn` is told."""
+        assert self._open, "read after close"
+        failures: dict[str, str] = {}
+        found = self._attempt("temperature", self._temperature, failures)
+        self._tell(failures)
+        return found
 
     def close(self) -> None:
         """Let go of NVML; a second call does nothing."""
@@ -87,6 +86,20 @@ class Sensors:
             self._open = False
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
+
+    def _attempt(self, name: str, call: Callable[[], float], failures: dict[str, str]) -> float | None:
+        try:
+            return float(call())
+        except self._nvml.NVMLError as error:
+            failures[name] = str(error)
+            return None
+
+    def _tell(self, failures: dict[str, str]) -> None:
+        fresh = {name: why for name, why in failures.items() if name not in self._warned}
+        if fresh:
+            self._warned |= fresh.keys()
+            listed = ", ".join(f"{name} ({why})" for name, why in fresh.items())
+            self._warn(f"NVML cannot read {listed}; the cell stays empty wherever that is so")
 
     def _temperature(self) -> float:
         nvml, sensor = self._nvml, self._nvml.NVML_TEMPERATURE_GPU

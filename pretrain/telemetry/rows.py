@@ -10,12 +10,15 @@ from pretrain.telemetry.throughput import StepTiming
 
 
 class RowMaker:
-    """Fills StepRow for one attempt; sensors None = `gpu_metrics_backend: none`, so those cells stay empty."""
+    """Fills StepRow for one attempt; sensors None = `gpu_metrics_backend: none`, so those cells stay empty.
+
+    device: whose memory is counted.
+    """
 
     def __init__(
         self, attempt: int, settings: TelemetrySettings, sensors: Sensors | None, device: torch.device
     ) -> None:
-        self._attempt, self._settings, self._sensors, self._device = attempt, settings, sensors, device
+        self._attempt, self._settings, self._sensors, self.device = attempt, settings, sensors, device
 
     def wants_blocks(self, step: int) -> bool:
         """Whether the row of `step` carries the gradient norm of every block."""
@@ -59,7 +62,7 @@ class RowMaker:
             optimizer_seconds=timing.optimizer_seconds,
             evidence_seconds=timing.evidence_seconds,
             loss_scale=loss_scale,
-            memory_bytes=bytes_in_use(self._device) if heavy else None,
+            memory_bytes=bytes_in_use(self.device) if heavy else None,
             gpu_temperature_c=reading.temperature_c if reading else None,
             gpu_power_w=reading.power_w if reading else None,
             gpu_utilization=reading.utilization if reading else None,

@@ -55,6 +55,14 @@ class Throughput:
         self._laps[phase] += now - self._last
         self._last = now
 
+    def leave_out(self) -> None:
+        """What passed since the last lap belongs to no step: the run stood still."""
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        self._begun += passed
+        if self._warm is not None:
+            self._warm = self._warm[0], self._warm[1] + passed
+
     def finish(self, step: int, supervised: int) -> StepTiming:
         """Close the step and begin the next; `step` = completed steps now, supervised: tokens or samples."""
         laps, self._laps = self._laps, dict.fromkeys(_PHASES, 0.0)

@@ -67,6 +67,17 @@ def test_a_refused_step_costs_time_and_makes_no_progress():
     assert take(throughput, clock, 2, compute=1.0).seconds_left == 8 * 2.0
 
 
+def test_a_time_in_which_the_run_stood_still_is_no_part_of_anything():
+    throughput, clock = watch()
+    take(throughput, clock, 1, compute=1.0)
+    take(throughput, clock, 2, compute=2.0)
+    clock.now += 1000.0
+    throughput.leave_out()
+    timing = take(throughput, clock, 3, data=0.5, compute=2.0)
+    assert (timing.data_seconds, timing.compute_seconds) == (0.5, 2.0)
+    assert timing.seconds_left == 7 * 2.25
+
+
 def test_a_clock_too_coarse_to_move_gives_no_rate():
     throughput, clock = watch()
     assert take(throughput, clock, 1, compute=0.0).tokens_per_second is None
