@@ -38,6 +38,20 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings that replace the config's, as KEY=VALUE.", metavar="KEY=VALUE"),
 ]
+GpuTempGuard = Annotated[
+    bool | None,
+    typer.Option(
+        "--gpu-temp-guard/--no-gpu-temp-guard", help="Wait or stop when the GPU is hot.", show_default="as configured"
+    ),
+]
+SwitchOnThermal = Annotated[
+    bool | None,
+    typer.Option(
+        "--switch-on-thermal/--no-switch-on-thermal",
+        help="Go on on the CPU when the GPU is too hot.",
+        show_default="as configured",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the end of the run.")]
 
@@ -49,10 +63,14 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved config and train nothing.")
     ] = False,
+    gpu_temp_guard: GpuTempGuard = None,
+    switch_on_thermal: SwitchOnThermal = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Start attempt 0001 of a run and train it to its manifest."""
+
+    settings = [*(overrides or []), *_thermal(gpu_temp_guard, switch_on_thermal)]
 
     def work() -> int:
         if print_config and json_:
@@ -62,11 +80,11 @@ def train(
             from pretrain.config import load, to_yaml
 
             if print_config:
-                return _give(to_yaml(load(config, overrides or [])))
+                return _give(to_yaml(load(config, settings)))
             from pretrain.attempt import start_attempt
             from pretrain.console import Screen
 
-            resolved = load(config, overrides or [])
+            resolved = load(config, settings)
         with Screen(quiet=quiet) as screen:
             return _answer(start_attempt(resolved, stop, [screen]), json_)
 
@@ -86,6 +104,8 @@ def resume(
         str | None,
         typer.Option("--expect-sha256", help="Refuse unless the parent's record has this hash.", metavar="HEX"),
     ] = None,
+    gpu_temp_guard: GpuTempGuard = None,
+    switch_on_thermal: SwitchOnThermal = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -102,7 +122,7 @@ def resume(
         with Screen(quiet=quiet) as screen:
             result = resume_attempt(
                 attempt,
-                overrides or [],
+                [*(overrides or []), *_thermal(gpu_temp_guard, switch_on_thermal)],
                 stop,
                 [screen],
                 require_bit_exact=require_bit_exact,
@@ -198,6 +218,12 @@ def _options(
     ] = False,
 ) -> None:
     """Pretraining runs that can be left alone and proved afterwards: text and IQ radio samples."""
+
+
+def _thermal(gpu_temp_guard: bool | None, switch_on_thermal: bool | None) -> list[str]:
+    """The overrides that the options of the thermal guard are; they come after those that are written out."""
+    given = {"gpu_temp_guard": gpu_temp_guard, "switch_on_thermal": switch_on_thermal}
+    return [f"thermal.{key}={'true' if value else 'false'}" for key, value in given.items() if value is not None]
 
 
 def _listen() -> StopRequest:

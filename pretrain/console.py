@@ -19,7 +19,7 @@ _REFRESH_SECONDS = 0.25
 _WIDTH = 80
 _ERASE_LINE = "\r\x1b[2K"
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # every control character but the newline
-_NOTE_STYLES = {"warning": "yellow", "skipped": "yellow", "signal": "yellow", "saved": "dim"}
+_NOTE_STYLES = {"warning": "yellow", "skipped": "yellow", "signal": "yellow", "paused": "yellow", "saved": "dim"}
 
 
 class _SteadyStream:

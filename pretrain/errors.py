@@ -35,6 +35,14 @@ class DivergedError(PretrainError):
     resumable = False
 
 
+class ThermalError(PretrainError):
+    """The GPU is too hot, or its temperature can no longer be read; what was reached is saved."""
+
+    exit_code = 5
+    verdict = "thermal"
+    advice = "see to the cooling of the GPU, or its sensor, and wait until it is cool; resume goes on to the same bytes"
+
+
 class StorageError(PretrainError):
     """The disk is full, or the system reported an I/O error while writing."""
 

@@ -15,7 +15,6 @@ from pretrain.policy.fault_plan import Fault, FaultSettings, parse
 SWITCH = "PRETRAIN_ALLOW_FAULTS"
 # Kinds that end or stall a process fire in the first attempt only: a resumed one would never get past them.
 _FIRST_ATTEMPT_ONLY = ("kill", "full_disk", "temperature")
-_NOT_HERE = ("temperature",)
 
 
 class Faults:
@@ -40,14 +39,26 @@ def check_allowed(settings: FaultSettings) -> None:
         return
     if os.environ.get(SWITCH) != "1":
         raise ConfigError(f"faults.inject: faults are for tests and drills; set {SWITCH}=1 to allow them")
-    for fault in parse(settings.inject):
-        if fault.kind in _NOT_HERE:
-            raise ConfigError(f"faults.inject: {name(fault)}: no part of this version injects {fault.kind}")
 
 
 def name(fault: Fault) -> str:
     """Return how the ledger and the manifest name a fault that has fired."""
     return f"{fault.kind}@{fault.batch}" + ("" if fault.value is None else f"x{fault.value:g}")
+
+
+def kept(faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Return the names that the ledger keeps: those of the faults that fire once in a lineage."""
+    return tuple(name(fault) for fault in faults if fault.kind not in _FIRST_ATTEMPT_ONLY)
+
+
+def temperature_of(faults: Sequence[Fault]) -> float | None:
+    """Return the degrees Celsius that the GPU is to have; None = what its sensor says."""
+    return next((fault.value for fault in faults if fault.kind == "temperature"), None)
+
+
+def injects_temperature(settings: FaultSettings) -> bool:
+    """Whether some batch is to see a temperature that no sensor said."""
+    return any(fault.kind == "temperature" for fault in parse(settings.inject))
 
 
 def spoil_batch(faults: Sequence[Fault], batch: StepBatch) -> StepBatch:

@@ -19,9 +19,7 @@ from pretrain.state import RunState
 from pretrain.telemetry.sink import End, Note, Sink
 
 
-def publish(
-    parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None, reasons: list[str]
-) -> AttemptResult:
+def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None) -> AttemptResult:
     state, writer = parts.state, parts.writer
     found = []
     for step, value in state.ledger.best:
@@ -36,8 +34,8 @@ def publish(
         step=state.step,
         batch=state.batch,
         identity_sha256=prepared.identity,
-        bit_exact=not reasons,
-        reasons=reasons,
+        bit_exact=not parts.reasons,
+        reasons=parts.reasons,
         validation="held out" if prepared.data.held_out else "training data",
         parent=parent,
         latest=Latest(newest.step, newest.record_sha256),

@@ -11,12 +11,14 @@ from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
-from pretrain.evidence import checkpoint
-from pretrain.faults import check_allowed
+from pretrain.evidence import checkpoint, events
+from pretrain.faults import check_allowed, injects_temperature
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
+from pretrain.machine.thermometer import Thermometer
 from pretrain.models import blocks
+from pretrain.policy.thermal import HIGHEST_C, LOWEST_C, is_known
 from pretrain.telemetry.csv_log import check_place, columns
 from pretrain.telemetry.sink import Note, Sink
 
@@ -30,6 +32,7 @@ class Prepared:
     built: BuiltRun
     device: torch.device
     sensors: Sensors | None
+    thermometer: Thermometer | None
     identity: str
     environment: dict[str, Any]
 
@@ -40,6 +43,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
     sensors = _open_sensors(config, device, sinks)
+    thermometer = _thermometer(config, sensors)
     data = build_data(config)
     built = build_run(config, data, device)
     csv_path = Path(config.telemetry.csv_log_path)
@@ -51,6 +55,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
         built=built,
         device=device,
         sensors=sensors,
+        thermometer=thermometer,
         identity=identity_sha256(config, data.hashes()),
         environment=environment.describe(device, config.training.deterministic),
     )
@@ -81,7 +86,33 @@ def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]
 
     if config.telemetry.gpu_metrics_backend == "none":
         return None
-    return Sensors(device, config.telemetry.nvml_device_index, warn=warn)
+    try:
+        return Sensors(device, config.telemetry.nvml_device_index, warn=warn)
+    except ConfigError as error:
+        if not injects_temperature(config.faults):
+            raise
+        warn(f"this drill goes without the sensors of a GPU: {error}")
+        return None
+
+
+def _thermometer(config: RunConfig, sensors: Sensors | None) -> Thermometer | None:
+    """Return what the thermal guard reads, once it has been read; a drill without sensors has a cool GPU."""
+    settings = config.thermal
+    if not settings.gpu_temp_guard:
+        return None
+    if sensors is None:
+        cool = max(LOWEST_C, settings.gpu_temp_resume_threshold_c - 1)
+        return Thermometer(settings, lambda: cool)
+    found = sensors.temperature_c()
+    if not is_known(found):
+        sensors.close()
+        said = "nothing" if found is None else f"{found:g}"
+        raise ConfigError(
+            f"thermal.gpu_temp_guard: the temperature of the GPU cannot be read: expected {LOWEST_C:g} to "
+            f"{HIGHEST_C:g} degrees Celsius, found {said}; check `nvidia-smi -q -d TEMPERATURE`, name another GPU with "
+            "telemetry.nvml_device_index, or leave the guard off"
+        )
+    return Thermometer(settings, sensors.temperature_c)
 
 
 def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
@@ -99,7 +130,21 @@ def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
     for name in ("config_sha256", "environment_sha256"):  # of the file, not of the surroundings
         determinism.pop(name, None)
     told["determinism"] = determinism
-    return reasons + [reason for reason in environment.differences(told, prepared.environment) if reason not in reasons]
+    for reason in [*_moved(origin), *environment.differences(told, prepared.environment)]:
+        if reason not in reasons:
+            reasons.append(reason)
+    return reasons
+
+
+def _moved(origin: Origin) -> list[str]:
+    """Return why the checkpoint of `origin` was computed elsewhere than its attempt began: the device had changed."""
+    if origin.checkpoint is None:
+        return []
+    rows = events.read(origin.folder)
+    saved = [place for place, row in enumerate(rows) if (row.get("event"), row.get("step")) == ("saved", origin.step)]
+    # A kill may have come between a checkpoint and the word of it: then it is the newest there is.
+    last = saved[-1] if saved else len(rows)
+    return [str(row.get("reason")) for row in rows[:last] if row.get("event") == events.DEVICE]
 
 
 def check_same_data(records: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]], attempt: str) -> None:

@@ -143,7 +143,7 @@ def _run_attempt(
         writer = AttemptWriter(folder, number, prepared.identity, cursor)
     except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
         return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
-    parts = _parts(prepared, writer, durable_step, stop, sinks)
+    parts = _parts(prepared, writer, durable_step, stop, sinks, reasons)
     result: AttemptResult | None = None
     try:
         with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
@@ -154,7 +154,7 @@ def _run_attempt(
         writer.event("end", parts.state.step, verdict=VERDICT)
         writer.close()
         stop.raise_if_asked()
-        result = publish(parts, prepared, run_dir, parent, reasons)
+        result = publish(parts, prepared, run_dir, parent)
     except PretrainError as error:
         parts.sinks = sinks
         result = record_outcome(parts, run_dir, error)
@@ -194,7 +194,12 @@ def _create(
 
 
 def _parts(
-    prepared: Prepared, writer: AttemptWriter, durable_step: int, stop: StopRequest, sinks: Sequence[Sink]
+    prepared: Prepared,
+    writer: AttemptWriter,
+    durable_step: int,
+    stop: StopRequest,
+    sinks: Sequence[Sink],
+    reasons: list[str],
 ) -> LoopParts:
     config, built, device = prepared.config, prepared.built, prepared.device
     return LoopParts(
@@ -217,6 +222,8 @@ def _parts(
         faults=Faults(config.faults, writer.number),
         check_data=prepared.data.check_unchanged,
         last_durable_step=durable_step,
+        thermometer=prepared.thermometer,
+        reasons=[*reasons],
     )
 
 

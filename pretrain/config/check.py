@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import decoder
-from pretrain.policy import fault_plan, guard, schedule, spikes
+from pretrain.policy import fault_plan, guard, schedule, spikes, thermal
 from pretrain.policy.guard import GuardSettings
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
@@ -47,6 +47,8 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_ranges(config),
         *_validation(config),
         *_paths(config),
+        *thermal.contradictions(config.thermal),
+        *_guarded(config),
         *fault_plan.contradictions(config.faults),
     ]
 
@@ -180,6 +182,18 @@ def _paths(config: RunConfig) -> Iterator[str]:
     for key, value in (("run.dir", folder), ("telemetry.csv_log_path", written)):
         if value.startswith("~"):
             yield f"{key} begins with ~, which is not your home folder here; write {value!r} out"
+
+
+def _guarded(config: RunConfig) -> Iterator[str]:
+    is_on, backend = config.thermal.gpu_temp_guard, config.telemetry.gpu_metrics_backend
+    if is_on and backend != "nvml":
+        yield (
+            "thermal.gpu_temp_guard reads the temperature through NVML, but telemetry.gpu_metrics_backend is "
+            f"{backend}; set telemetry.gpu_metrics_backend=nvml"
+        )
+    for text in config.faults.inject:
+        if text.startswith("temperature@") and not is_on:
+            yield f"faults.inject: {text!r} is a reading of a guard that is off; set thermal.gpu_temp_guard=true"
 
 
 def _domains(config: RunConfig) -> Iterator[tuple[str, Choice[Any]]]:

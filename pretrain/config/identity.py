@@ -21,6 +21,7 @@ RESUMABLE: tuple[str, ...] = (
     "checkpoint.max_rolling_checkpoints",
     "checkpoint.keep_every_n_steps",
     "telemetry.*",
+    "thermal.*",
 )
 ABSENT = "(absent)"
 

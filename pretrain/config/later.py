@@ -4,7 +4,6 @@ LATER: frozenset[str] = frozenset(
     [
         "init",
         "monitors",
-        "thermal",
         "parallel",
         "training.compile",
         "training.activation_checkpointing",

@@ -15,6 +15,7 @@ from pretrain.policy.guard import GuardSettings
 from pretrain.policy.retention import CheckpointSettings
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.policy.spikes import SpikeSettings
+from pretrain.policy.thermal import ThermalSettings
 from pretrain.registry import Choice, Entry, limited
 from pretrain.tasks import TASKS
 from pretrain.telemetry import TelemetrySettings
@@ -89,6 +90,7 @@ class RunConfig:
     checkpoint: CheckpointSettings
     validation: ValidationSettings
     telemetry: TelemetrySettings
+    thermal: ThermalSettings
     faults: FaultSettings
 
     @property

@@ -49,17 +49,22 @@ def save(parts: LoopParts) -> None:
         writer.event("pruned", state.step, steps=list(gone))
 
 
-def stop_here(parts: LoopParts) -> None:
-    """Save what is not durable yet and raise RunInterruptedError.
+def save_what_is_not_durable(parts: LoopParts) -> None:
+    """Save before the attempt ends in mid run.
 
     A step that is durable is not saved again: refused batches after it are refused again when the run goes on. Nor is
     a state that is not finite, which the next step would have gone back from: the run comes to it again.
     """
+    if parts.state.step != parts.last_durable_step and parts.state.is_finite():
+        save(parts)
+
+
+def stop_here(parts: LoopParts) -> None:
+    """Save what is not durable yet and raise RunInterruptedError."""
     assert parts.stop.name is not None
     step = parts.state.step
     parts.writer.event("signal", step, signal=parts.stop.name)
-    if step != parts.last_durable_step and parts.state.is_finite():
-        save(parts)
+    save_what_is_not_durable(parts)
     raise RunInterruptedError(
         f"stopped by {parts.stop.name} at step {step}; the checkpoint of step {parts.last_durable_step} is saved",
         parts.stop.name,

@@ -9,6 +9,7 @@ from pretrain.config import RunConfig
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
 from pretrain.machine.signals import StopRequest
+from pretrain.machine.thermometer import Thermometer
 from pretrain.policy.incident import REPORTS, Report
 from pretrain.policy.recovery import Target, learning_rate_multiplier
 from pretrain.state import RunState, Snapshot
@@ -25,7 +26,8 @@ class LoopParts:
     schedule: the learning rate of the schedule alone, for the step after that many. targets: the checkpoints of the
     regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
     as copies, by step. history: the newest batches, oldest first. last_durable_step: the step of the newest checkpoint
-    of this lineage. results: the newest validation, by domain.
+    of this lineage. thermometer: None where the thermal guard is off. reasons: why the lineage is not bit for bit the
+    same. results: the newest validation, by domain.
     """
 
     config: RunConfig
@@ -40,6 +42,8 @@ class LoopParts:
     check_data: Callable[[], None]
     faults: Faults
     last_durable_step: int
+    thermometer: Thermometer | None = None
+    reasons: list[str] = field(default_factory=list)
     targets: dict[Target, Path] = field(default_factory=dict)
     memory: dict[int, Snapshot] = field(default_factory=dict)
     history: deque[Report] = field(default_factory=lambda: deque(maxlen=REPORTS))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pretrain.errors import DivergedError
 from pretrain.evidence import rows
 from pretrain.evidence.incident import name_of
-from pretrain.faults import name, spoil_batch, spoil_gradients
+from pretrain.faults import kept, spoil_batch, spoil_gradients
 from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
 from pretrain.loop.boundary import finish_step, save, stop_here
 from pretrain.loop.incidents import (
@@ -20,6 +20,7 @@ from pretrain.loop.incidents import (
 )
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
+from pretrain.loop.thermal import watch_temperature
 from pretrain.loop.updates import UpdateNorm
 from pretrain.machine import random_state
 from pretrain.machine.precision import autocast
@@ -39,7 +40,8 @@ from pretrain.telemetry.throughput import Throughput
 def train(parts: LoopParts) -> None:
     """Train to `training.max_steps`; every exit but the last line leaves a durable checkpoint behind.
 
-    Raises RunInterruptedError after saving for a signal, and DivergedError when the guard's budget is spent.
+    Raises RunInterruptedError after saving for a signal, ThermalError when the GPU is too hot, and DivergedError when
+    the guard's budget is spent.
     """
     config, state, task, writer = parts.config, parts.state, parts.task, parts.writer
     max_norm, max_steps = config.training.grad_clip_max_norm, config.training.max_steps
@@ -51,6 +53,10 @@ def train(parts: LoopParts) -> None:
 
     while state.step < max_steps:
         faults = parts.faults.due(state.batch, state.ledger.faults_fired)
+        if parts.thermometer is not None:
+            if watch_temperature(parts, faults):
+                arithmetic = autocast(state.device, config.training.precision)
+            clock.leave_out()
         batch = spoil_batch(faults, state.loader.next_step())
         clock.lap("data")
         generators = random_state.capture(state.device)
@@ -79,7 +85,7 @@ def train(parts: LoopParts) -> None:
         state.ledger.guard = judgement.state
         batch_index, rate = state.batch, parts.learning_rate(state.step)
         state.batch += 1
-        state.ledger.faults_fired += tuple(name(fault) for fault in faults)
+        state.ledger.faults_fired += kept(faults)
         values: Values = {"loss": loss, "gradient": norm}
         spikes = find_spikes(values, state.spikes, config.spikes) if judgement.action == "accept" else ()
         decision = (

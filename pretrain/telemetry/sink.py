@@ -82,7 +82,7 @@ class ValidationShown:
 class Note:
     """Something that happened, in a word and a sentence; `warning` alone asks a person to look."""
 
-    kind: Literal["resumed", "skipped", "saved", "signal", "warning", "cleared"]
+    kind: Literal["resumed", "skipped", "saved", "signal", "warning", "cleared", "paused", "unpaused"]
     text: str
 
 

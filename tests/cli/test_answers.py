@@ -206,6 +206,22 @@ def test_print_config_loads_to_itself(tmp_path: Path, task: str) -> None:
     assert pretrain("train", "--config", resolved, "--print-config").out == first.out
 
 
+def test_the_options_of_the_thermal_guard_come_after_the_overrides(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    words = ["telemetry.gpu_metrics_backend=nvml", "thermal.gpu_temp_guard=false", "--print-config"]
+    on = pretrain("train", "--config", config, *words, "--gpu-temp-guard", "--switch-on-thermal")
+    assert on.code == 0, on.err
+    assert "gpu_temp_guard: true" in on.out
+    assert "switch_on_thermal: true" in on.out
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(on.out)
+    off = ["--no-gpu-temp-guard", "--no-switch-on-thermal", "--print-config"]
+    assert "gpu_temp_guard: false" in pretrain("train", "--config", resolved, *off).out
+    alone = pretrain("train", "--config", config, "--gpu-temp-guard")
+    assert (alone.code, alone.out) == (2, "")
+    assert "set telemetry.gpu_metrics_backend=nvml" in alone.err
+
+
 def test_config_yaml_is_the_printed_config(made: Path, finished: Path) -> None:
     printed = pretrain("train", "--config", made / "text.yaml", f"run.dir={made / 'finished'}", "--print-config").out
     assert (finished / "attempts/0001/config.yaml").read_text() == printed

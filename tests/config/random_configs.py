@@ -80,10 +80,11 @@ def _settings(draw: Any, cls: type[Any]) -> dict[str, Any]:
 
 
 @st.composite
-def _faults(draw: Any) -> list[str]:
+def _faults(draw: Any, guarded: bool) -> list[str]:
     """Faults to inject, each kind once, so that none is there twice."""
     found = []
-    for kind in draw(st.lists(st.sampled_from(KINDS), unique=True)):
+    kinds = [kind for kind in KINDS if guarded or kind != "temperature"]
+    for kind in draw(st.lists(st.sampled_from(kinds), unique=True)):
         value = draw(st.sampled_from(["x8", "x0.5", "x1e20"])) if kind in ("huge_grad", "temperature") else ""
         found.append(f"{kind}@{draw(st.integers(0, 10**9))}{value}")
     return found
@@ -118,7 +119,14 @@ def texts(draw: Any) -> str:
         tree["task"]["patch_samples"] += 1
     tree["data"]["sequence_length"] = 2 * draw(st.integers(1, 9)) * tree["task"].get("patch_samples", 1)
     tree["training"]["use_amp"] = None
-    tree["faults"]["inject"] = draw(_faults())
+    thermal = tree["thermal"]
+    names = [f"gpu_temp_{name}_threshold_c" for name in ("resume", "pause", "critical")]
+    thermal |= zip(names, sorted(draw(st.sets(st.floats(2, 149), min_size=3, max_size=3))), strict=True)
+    if thermal["switch_on_thermal"]:
+        thermal["gpu_temp_guard"] = True
+    if thermal["gpu_temp_guard"]:
+        tree["telemetry"]["gpu_metrics_backend"] = "nvml"
+    tree["faults"]["inject"] = draw(_faults(thermal["gpu_temp_guard"]))
     kv_heads, groups, half = draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99)))
     tree["model"] |= {"kv_heads": kv_heads, "heads": kv_heads * groups, "width": 2 * kv_heads * groups * half}
     tree["validation"]["rank_by"] = draw(

@@ -37,6 +37,27 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
         ["training.use_amp=false", "training.precision=float16"],
         "use_amp: false means float32, but training.precision is float16",
     ),
+    (
+        TEXT,
+        ["thermal.gpu_temp_resume_threshold_c=85"],
+        "thermal.gpu_temp_resume_threshold_c (85) must be below thermal.gpu_temp_pause_threshold_c (85)",
+    ),
+    (
+        TEXT,
+        ["thermal.gpu_temp_critical_threshold_c=85"],
+        "thermal.gpu_temp_pause_threshold_c (85) must be below thermal.gpu_temp_critical_threshold_c (85)",
+    ),
+    (TEXT, ["thermal.switch_on_thermal=true"], "thermal.switch_on_thermal needs thermal.gpu_temp_guard=true"),
+    (
+        TEXT,
+        ["thermal.gpu_temp_guard=true"],
+        "telemetry.gpu_metrics_backend is none; set telemetry.gpu_metrics_backend=nvml",
+    ),
+    (
+        TEXT,
+        ["faults.inject=[temperature@5x90]"],
+        "is a reading of a guard that is off; set thermal.gpu_temp_guard=true",
+    ),
     (TEXT, ["faults.inject=[nan_grad]"], "faults.inject: 'nan_grad' is not kind@batch or kind@batchxVALUE"),
     (TEXT, ["faults.inject=[nan_gard@5]"], "'nan_gard@5' has no kind of fault; did you mean nan_grad?"),
     (TEXT, ["faults.inject=[kill@5, kill@5]"], "'kill@5' is 'kill@5' again; a kind fires once at a batch"),

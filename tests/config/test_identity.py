@@ -29,6 +29,7 @@ ALLOWED = [
     "checkpoint.keep_every_n_steps=50",
     "telemetry.gradient_log_interval=1",
     "telemetry.csv_log_path=/tmp/other.csv",
+    "thermal.gpu_temp_pause_threshold_c=80",
     "data.train.corpus.path=moved.txt",
     "data.validation.corpus.path=moved.txt",
 ]
@@ -164,7 +165,7 @@ def test_every_key_is_either_in_the_identity_or_resumable() -> None:
     """Whatever key changes, either a resume may change it or the run is another one."""
     keys = [key for key, _ in leaves(tree_of(config()))]
     assert {key for key in keys if is_resumable(key)} == {
-        *(key for key in keys if key.startswith("telemetry.")),
+        *(key for key in keys if key.startswith(("telemetry.", "thermal."))),
         *(key for key in RESUMABLE if "*" not in key),
         "data.train.corpus.path",
         "data.validation.corpus.path",
