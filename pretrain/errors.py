@@ -26,6 +26,12 @@ class IntegrityError(PretrainError):
     exit_code = 3
 
 
+class MeasurementError(PretrainError):
+    """A measured figure that cannot be, so that a number it is made of is wrong."""
+
+    advice = "mend the number that the reason names, or report it; the checkpoints are whole"
+
+
 class DivergedError(PretrainError):
     """The budget of rejected steps is spent, or the state itself is no longer finite."""
 

@@ -16,11 +16,13 @@ from pretrain.faults import check_allowed, injects_temperature
 from pretrain.machine import environment, random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
+from pretrain.machine.peaks import peak_of_device
 from pretrain.machine.thermometer import Thermometer
-from pretrain.models import blocks
+from pretrain.models import blocks, flops_per_position
 from pretrain.policy.thermal import HIGHEST_C, LOWEST_C, is_known
 from pretrain.telemetry.csv_log import check_place, columns
 from pretrain.telemetry.sink import Note, Sink
+from pretrain.telemetry.utilization import Utilization
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,12 @@ def _check_places(config: RunConfig) -> None:
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:
     """Return the columns of the run's CSV: with one gradient norm per block where the telemetry asks for them."""
     return columns(len(blocks(built.state.model)) if config.telemetry.enable_block_grad_norms else 0)
+
+
+def utilization(config: RunConfig, built: BuiltRun, device: torch.device) -> Utilization:
+    """Return what MFU is made of: the model's FLOPs for each supervised unit, and the peak of the device."""
+    each = flops_per_position(built.state.model, built.task.max_positions) / built.task.units_per_position
+    return Utilization(each, peak_of_device(device, config.training.precision))
 
 
 def _open_sensors(config: RunConfig, device: torch.device, sinks: Sequence[Sink]) -> Sensors | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.origin import Origin, find_origin, find_targets
-from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings
+from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.config import RunConfig, RunSettings, parse, resumed, to_yaml, warnings
@@ -216,7 +216,7 @@ def _parts(
             device,
         ),
         writer=writer,
-        rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device),
+        rows=RowMaker(writer.number, config.telemetry, prepared.sensors, device, utilization(config, built, device)),
         sinks=sinks,
         stop=stop,
         faults=Faults(config.faults, writer.number),

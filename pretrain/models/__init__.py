@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from pretrain.models.decoder import Decoder, DecoderSettings, build_decoder
+from pretrain.models.flops import flops_per_position
 from pretrain.models.parts import Block
 from pretrain.registry import Entry
 
@@ -18,4 +19,4 @@ def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, Block)]
 
 
-__all__ = ["MODELS", "Block", "Decoder", "DecoderSettings", "blocks", "build_decoder"]
+__all__ = ["MODELS", "Block", "Decoder", "DecoderSettings", "blocks", "build_decoder", "flops_per_position"]

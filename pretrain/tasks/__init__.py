@@ -33,6 +33,10 @@ class Task(Protocol):
         """How many positions the model is given."""
 
     @property
+    def units_per_position(self) -> int:
+        """How many supervised units are predicted at each position."""
+
+    @property
     def guessing_loss(self) -> float:
         """What a model that knows nothing costs: ln of the vocabulary, or 1 for a signal of power 1."""
 

@@ -64,6 +64,10 @@ class IqTask:
         return InputSpec("patches", 2 * self.patch_samples)
 
     @property
+    def units_per_position(self) -> int:
+        return self.patch_samples
+
+    @property
     def guessing_loss(self) -> float:
         return 1.0
 

@@ -36,6 +36,10 @@ class TextTask:
         return InputSpec("tokens", self.vocabulary)
 
     @property
+    def units_per_position(self) -> int:
+        return 1
+
+    @property
     def guessing_loss(self) -> float:
         return math.log(self.vocabulary)
 

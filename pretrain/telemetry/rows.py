@@ -7,6 +7,7 @@ from pretrain.machine.nvml import Sensors
 from pretrain.telemetry import TelemetrySettings
 from pretrain.telemetry.sink import StepRow
 from pretrain.telemetry.throughput import StepTiming
+from pretrain.telemetry.utilization import Utilization
 
 
 class RowMaker:
@@ -16,9 +17,15 @@ class RowMaker:
     """
 
     def __init__(
-        self, attempt: int, settings: TelemetrySettings, sensors: Sensors | None, device: torch.device
+        self,
+        attempt: int,
+        settings: TelemetrySettings,
+        sensors: Sensors | None,
+        device: torch.device,
+        utilization: Utilization,
     ) -> None:
         self._attempt, self._settings, self._sensors, self.device = attempt, settings, sensors, device
+        self._utilization = utilization
 
     def wants_blocks(self, step: int) -> bool:
         """Whether the row of `step` carries the gradient norm of every block."""
@@ -66,6 +73,7 @@ class RowMaker:
             gpu_temperature_c=reading.temperature_c if reading else None,
             gpu_power_w=reading.power_w if reading else None,
             gpu_utilization=reading.utilization if reading else None,
+            mfu=self._utilization.share(timing.tokens_per_second),
             block_gradient_norms=block_gradient_norms,
             seconds_left=timing.seconds_left,
         )

@@ -31,7 +31,7 @@ class StepRow:
     gradient_norm: before clipping; gradient_norm_clipped: after it; clip_ratio: the second over the first.
     update_norm: of the change of the parameters.
     supervised: tokens or predicted samples that the loss is over; tokens_per_second: of the same unit.
-    loss_scale: of float16. mfu: share of the device's peak. gpu_utilization: per cent.
+    loss_scale: of float16. mfu: share of the device's peak, None where that is unknown. gpu_utilization: per cent.
     block_gradient_norms: one per block in the model's order, or empty.
     seconds_left: until max_steps; for the screen, not a column.
     """
