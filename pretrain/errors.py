@@ -63,6 +63,14 @@ class BusyError(PretrainError):
     exit_code = 7
 
 
+class OutOfMemoryRunError(PretrainError):
+    """The memory of the device or of the host does not suffice for what the run does."""
+
+    exit_code = 9
+    verdict = "out_of_memory"
+    advice = "the checkpoints are whole: resume goes on where there is more memory, with the same bytes"
+
+
 class RunInterruptedError(PretrainError):
     """A signal asked the run to stop; what was reached is saved and `resume` continues."""
 

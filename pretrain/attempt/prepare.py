@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
@@ -47,7 +48,8 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
     sensors = _open_sensors(config, device, sinks)
     thermometer = _thermometer(config, sensors)
     data = build_data(config)
-    built = build_run(config, data, device)
+    with memory_explained(config, lambda: "before the first step"):
+        built = build_run(config, data, device)
     csv_path = Path(config.telemetry.csv_log_path)
     if csv_path.is_absolute():  # A relative one lies in the attempt's folder, which is new.
         check_place(csv_path, csv_columns(config, built), rotate=config.telemetry.csv_rotate_on_schema_change)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
+from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
@@ -148,7 +149,8 @@ def _run_attempt(
     try:
         with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
             parts.sinks = [csv, *sinks]
-            _work(parts, prepared, origin, reasons)
+            with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
+                _work(parts, prepared, origin, reasons)
         parts.sinks = sinks
         stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT)
