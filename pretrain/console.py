@@ -173,6 +173,8 @@ class Screen:
         self._say(f"{end.verdict} at step {end.step}{reason}", "green" if end.verdict == "done" else "red")
         if end.advice:
             self._say(end.advice)
+        for line in end.times:
+            self._say(line)
         self._say(f"attempt {end.attempt}")
         self._say(f"next: {closing_command(end)}", "bold")
 

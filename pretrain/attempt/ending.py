@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.attempt.goodput import time_lines
 from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
 from pretrain.attempt.result import AttemptResult
@@ -46,7 +47,8 @@ def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent 
     parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     sha256 = manifest.publish_manifest(writer.folder, record)
-    show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step))
+    times = time_lines(run_dir, writer.number, parts.spent.seconds())
+    show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step, times=times))
     return AttemptResult(VERDICT, 0, writer.number, state.step, sha256, newest, validation_answer(parts.results))
 
 
@@ -57,7 +59,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     record = _outcome(state, run_dir, error, newest)
     try:
         if not writer.closed:  # a signal or a full disk may come while the manifest is made
-            writer.event("end", state.step, verdict=error.verdict)
+            writer.event("end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
             writer.close()
         outcome.publish_outcome(writer.folder, record)
     except StorageError as lost:
@@ -71,6 +73,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
             reason=str(error),
             advice=error.advice,
             resumable=error.resumable,
+            times=time_lines(run_dir, writer.number, parts.spent.seconds()),
         ),
     )
     return AttemptResult(

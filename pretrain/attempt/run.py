@@ -29,6 +29,7 @@ from pretrain.policy.incident import REPORTS
 from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Note, Sink
+from pretrain.telemetry.time_spent import TimeSpent
 from pretrain.validation import Validator
 
 
@@ -38,6 +39,7 @@ def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -
     Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
     attempt exists every expected fault is in its outcome.json and in the result.
     """
+    spent = TimeSpent()
     run_dir = Path(config.run.dir)
     _refuse_unusable(run_dir)
     _refuse_old_run(run_dir)
@@ -46,7 +48,7 @@ def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
-        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent)
 
 
 def resume_attempt(
@@ -62,6 +64,7 @@ def resume_attempt(
 
     A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
     """
+    spent = TimeSpent()
     run_dir, number = namespace.resolve(path)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         with stop.interrupting():
@@ -84,7 +87,7 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks)
+        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent)
 
 
 def _refuse_unusable(run_dir: Path) -> None:
@@ -134,6 +137,7 @@ def _run_attempt(
     reasons: list[str],
     stop: StopRequest,
     sinks: Sequence[Sink],
+    spent: TimeSpent,
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -144,7 +148,7 @@ def _run_attempt(
         writer = AttemptWriter(folder, number, prepared.identity, cursor)
     except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
         return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
-    parts = _parts(prepared, writer, durable_step, stop, sinks, reasons)
+    parts = _parts(prepared, writer, durable_step, stop, sinks, reasons, spent)
     result: AttemptResult | None = None
     try:
         with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
@@ -153,7 +157,7 @@ def _run_attempt(
                 _work(parts, prepared, origin, reasons)
         parts.sinks = sinks
         stop.raise_if_asked()
-        writer.event("end", parts.state.step, verdict=VERDICT)
+        writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
         writer.close()
         stop.raise_if_asked()
         result = publish(parts, prepared, run_dir, parent)
@@ -202,6 +206,7 @@ def _parts(
     stop: StopRequest,
     sinks: Sequence[Sink],
     reasons: list[str],
+    spent: TimeSpent,
 ) -> LoopParts:
     config, built, device = prepared.config, prepared.built, prepared.device
     return LoopParts(
@@ -226,6 +231,7 @@ def _parts(
         last_durable_step=durable_step,
         thermometer=prepared.thermometer,
         reasons=[*reasons],
+        spent=spent,
     )
 
 

@@ -7,12 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import files
-from pretrain.errors import IntegrityError
+from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical
 
 NAME = "events.jsonl"
 _READ_LIMIT = 1 << 30  # bytes
 DEVICE = "device"  # the event of a state that moved to another device: its `reason` says why bits may differ
+
+
+def read_events(attempt: Path) -> list[dict[str, Any]]:
+    """Return the operations of an attempt as far as they can be read: nothing that is proved rests on them.
+
+    `seconds` are numbers by kind where they are there at all.
+    """
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(IntegrityError, StorageError):
+        found = read(attempt)
+    return [row for row in found if "event" in row and _is_sound(row)]
+
+
+def _is_sound(row: dict[str, Any]) -> bool:
+    seconds = row.get("seconds", {"steps": 0.0})
+    return (
+        type(row.get("step")) is int
+        and isinstance(seconds, dict)
+        and "steps" in seconds
+        and all(isinstance(value, float) for value in seconds.values())
+    )
 
 
 class EventLog:

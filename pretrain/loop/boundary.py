@@ -17,7 +17,8 @@ def finish_step(parts: LoopParts) -> None:
     config, state = parts.config, parts.state
     cadence = config.checkpoint.checkpoint_every_n_steps
     if is_due_or_last(state.step, config.validation.validate_every_n_steps, config.training.max_steps):
-        results = parts.validator.run(state.model, parts.stop)
+        with parts.spent.during("validation"):
+            results = parts.validator.run(state.model, parts.stop)
         if results is None:
             return  # A signal came first: the child of this attempt begins with this validation.
         _record_validation(parts, results)
@@ -32,12 +33,14 @@ def save(parts: LoopParts) -> None:
     DivergedError when a number of the state is not finite.
     """
     config, state, writer = parts.config, parts.state, parts.writer
+    parts.spent.enter("saving")  # until the next step: no second of this one comes after its mark
     parts.check_data()
     writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
     parts.last_durable_step = state.step
     if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
         keep_target(parts)
-    writer.event("saved", state.step)
+    parts.spent.mark(state.step)
+    writer.event("saved", state.step, seconds=parts.spent.seconds())
     show(parts, Note(kind="saved", text=f"checkpoint of step {state.step}"))
     every = config.checkpoint.checkpoint_every_n_steps
     regular = [step for step in writer.saved if is_on_cadence(step, every)]

@@ -68,7 +68,8 @@ def record_incident(parts: LoopParts, moment: Moment, trigger: Trigger, action: 
     state.ledger.incidents += 1
     generators = random_state.capture(state.device)
     try:
-        numbers = _numbers(parts, moment, trigger)
+        with parts.spent.during("incidents"):
+            numbers = _numbers(parts, moment, trigger)
     finally:
         random_state.restore(generators, state.device)
     diagnosis = diagnose(numbers)

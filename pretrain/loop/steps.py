@@ -52,6 +52,7 @@ def train(parts: LoopParts) -> None:
     state.model.train()
 
     while state.step < max_steps:
+        parts.spent.enter("data")
         faults = parts.faults.due(state.batch, state.ledger.faults_fired)
         if parts.thermometer is not None:
             if watch_temperature(parts, faults):
@@ -59,6 +60,7 @@ def train(parts: LoopParts) -> None:
             clock.leave_out()
         batch = spoil_batch(faults, state.loader.next_step())
         clock.lap("data")
+        parts.spent.begin_step()
         generators = random_state.capture(state.device)
         scale = 1.0 if state.scaler is None else state.scaler.scale
         loss_tensor, supervised = accumulate(state.model, task, batch, state.device, arithmetic, scale)
@@ -141,6 +143,7 @@ def train(parts: LoopParts) -> None:
                     trigger = NOT_FINITE
                     diagnosis = record_incident(parts, moment, trigger, decision.action)
         else:
+            parts.spent.refuse()
             random_state.restore(generators, state.device)
             taken = Report("overflow" if overflowed else "skipped", state.step, batch_index, loss, norm)
             if state.scaler is not None and overflowed:

@@ -44,6 +44,7 @@ def roll_back(parts: LoopParts, decision: Decision) -> None:
     state, writer, target, ladder = parts.state, parts.writer, decision.target, decision.state
     assert target is not None
     undone = state.step - target.step
+    parts.spent.undo(target.step)
     batch = state.batch - 1
     if target.step in parts.memory:
         state.go_back(parts.memory[target.step])

@@ -91,6 +91,7 @@ class End:
     """An attempt has ended. verdict: `done`, or that of outcome.json; reason and advice: why, and what to do.
 
     resumable: whether `resume` would go further; False where the same data and rules lead to the same end.
+    times: what the time went to, in lines.
     """
 
     attempt: str
@@ -99,6 +100,7 @@ class End:
     reason: str | None = None
     advice: str | None = None
     resumable: bool = True
+    times: tuple[str, ...] = ()
 
 
 Event = Begin | StepRow | ValidationShown | Note | End

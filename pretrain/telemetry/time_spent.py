@@ -1,0 +1,69 @@
+"""What the wall time of an attempt goes to, every second of it under one kind."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+Kind = Literal["start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class TimeSpent:
+    """A clock that always runs for one kind, so that the seconds of all add up to those since it was made.
+
+    start_up: until the first step, the imports of the process left out. data: waiting for the loader. steps: those that
+    still count. refused: of the guard. undone: taken back by a rollback. incidents: looking for the cause of one.
+    clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._last, self._kind = clock, clock(), KINDS[0]
+        self._seconds: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        self._before_step = 0.0
+        self._at: dict[int, float] = {}
+
+    def enter(self, kind: Kind) -> None:
+        """From now on it is `kind`."""
+        now = self._clock()
+        self._seconds[self._kind] += now - self._last
+        self._last, self._kind = now, kind
+
+    @contextmanager
+    def during(self, kind: Kind) -> Iterator[None]:
+        """In here it is `kind`, and afterwards what it was before."""
+        before = self._kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def begin_step(self) -> None:
+        """The batch is there: from now on it is a step, which may yet be refused."""
+        self.enter("steps")
+        self._before_step = self._seconds["steps"]
+
+    def refuse(self) -> None:
+        """The step that has begun was refused."""
+        self.enter("refused")
+        self._move("refused", self._before_step)
+
+    def mark(self, step: int) -> None:
+        """The checkpoint of `step` is being saved: a rollback may come back to here."""
+        self._at[step] = self._seconds["steps"]
+
+    def undo(self, step: int) -> None:
+        """The steps after the checkpoint of `step` were undone; one of an earlier attempt leaves none of this one."""
+        self.enter("undone")
+        self._at = {saved: seconds for saved, seconds in self._at.items() if saved <= step}
+        self._move("undone", self._at.get(step, 0.0))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every kind so far."""
+        self.enter(self._kind)
+        return {kind: self._seconds[kind] for kind in KINDS}
+
+    def _move(self, kind: Kind, kept: float) -> None:
+        self._seconds[kind] += self._seconds["steps"] - kept
+        self._seconds["steps"] = kept
