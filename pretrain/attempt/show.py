@@ -11,6 +11,7 @@ from pretrain.attempt.origin import Origin
 from pretrain.build import RunData
 from pretrain.config import RunConfig
 from pretrain.loop import LoopParts
+from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
 from pretrain.optimizers import flat_state
 from pretrain.telemetry.sink import Begin
 from pretrain.validation import DomainResult, baselines_of, measures_of
@@ -43,6 +44,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
             f"deterministic {str(training.deterministic).lower()}",
         ),
     ]
+    details += _memory(state.device)
     for record in data.records:
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
         details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
@@ -63,6 +65,17 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details=tuple(details),
         line_every_n_steps=config.telemetry.gradient_log_interval,
     )
+
+
+def _memory(device: torch.device) -> list[tuple[str, str]]:
+    """Return the lines on the memory of the host and of the GPU, without what is not known."""
+    lines = []
+    resident, total, on_device = resident_bytes(), total_bytes(), device_bytes(device)
+    if resident is not None and total is not None:
+        lines.append(("host memory", f"{in_units(resident)} of {in_units(total)} held by this process"))
+    if on_device is not None:
+        lines.append(("GPU memory", f"{in_units(on_device[0])} of {in_units(on_device[1])} free"))
+    return lines
 
 
 def validation_answer(results: Mapping[str, DomainResult]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from pretrain.errors import RunInterruptedError
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import forget_targets, keep_target
+from pretrain.machine.memory import free_bytes, in_units
 from pretrain.policy.cadence import is_due_or_last, is_on_cadence
 from pretrain.policy.retention import plan, rank_best
 from pretrain.telemetry.sink import Note, ValidationShown
@@ -35,6 +36,7 @@ def save(parts: LoopParts) -> None:
     config, state, writer = parts.config, parts.state, parts.writer
     parts.spent.enter("saving")  # until the next step: no second of this one comes after its mark
     parts.check_data()
+    _watch_disk(parts)
     writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
     parts.last_durable_step = state.step
     if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
@@ -72,6 +74,27 @@ def stop_here(parts: LoopParts) -> None:
         f"stopped by {parts.stop.name} at step {step}; the checkpoint of step {parts.last_durable_step} is saved",
         parts.stop.name,
     )
+
+
+def _watch_disk(parts: LoopParts) -> None:
+    """Warn once where the file system has no room for the next checkpoint and one more, which stay side by side."""
+    writer = parts.writer
+    free = free_bytes(writer.folder)
+    if parts.disk_is_low or free is None:
+        return
+    if writer.saved:
+        size = writer.saved[max(writer.saved)].bytes
+    else:
+        size = sum(tensor.nbytes for tensor in parts.state.tensors().values())
+    if free >= 2 * size:
+        return
+    parts.disk_is_low = True
+    text = (
+        f"{writer.folder}: {in_units(free)} are free on its file system, less than two checkpoints of {in_units(size)}:"
+        " free space, or the run ends with exit code 6 when a checkpoint no longer fits"
+    )
+    show(parts, Note(kind="warning", text=text))
+    writer.event("warning", parts.state.step, text=text)
 
 
 def _record_validation(parts: LoopParts, results: dict[str, DomainResult]) -> None:

@@ -28,7 +28,8 @@ class LoopParts:
     regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
     as copies, by step. history: the newest batches, oldest first. last_durable_step: the step of the newest checkpoint
     of this lineage. thermometer: None where the thermal guard is off. reasons: why the lineage is not bit for bit the
-    same. results: the newest validation, by domain. spent: what the time goes to.
+    same. results: the newest validation, by domain. spent: what the time goes to. disk_is_low: a person was told so,
+    which is done once.
     """
 
     config: RunConfig
@@ -49,6 +50,7 @@ class LoopParts:
     targets: dict[Target, Path] = field(default_factory=dict)
     memory: dict[int, Snapshot] = field(default_factory=dict)
     history: deque[Report] = field(default_factory=lambda: deque(maxlen=REPORTS))
+    disk_is_low: bool = False
     results: dict[str, DomainResult] = field(default_factory=dict)
 
     def learning_rate(self, step: int) -> float:

@@ -1,7 +1,12 @@
 """Memory and disk of this machine: when the first is exhausted, and how much there is of both."""
 
+import os
+from pathlib import Path
+
 import torch
 
+# Where Linux keeps the memory of a process, and the limit of a container.
+_STATM, _LIMIT = Path("/proc/self/statm"), Path("/sys/fs/cgroup/memory.max")
 # What the allocator of the CPU, CUDA and cuBLAS say in a plain RuntimeError.
 _EXHAUSTED = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -11,3 +16,45 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _EXHAUSTED)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return what a user may still write to the file system of `path`; None where it does not say."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def resident_bytes() -> int | None:
+    """Return the memory that this process holds; None where the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def total_bytes() -> int | None:
+    """Return the memory of this machine, or of the container where that is less; None where it is not known."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    try:
+        return min(total, int(_LIMIT.read_text()))
+    except (OSError, ValueError):  # no such group, or the word "max"
+        return total
+
+
+def device_bytes(device: torch.device) -> tuple[int, int] | None:
+    """Return what is free on a CUDA device, to whomever, and all of it; None on the CPU."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else None
+
+
+def in_units(count: int) -> str:
+    """Return bytes as a person reads them, in powers of 1000."""
+    for power, unit in ((9, "GB"), (6, "MB")):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count:,} bytes"

@@ -1,0 +1,53 @@
+"""How much memory and disk there is, as far as this system says so."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.machine import memory
+
+
+def test_this_machine() -> None:
+    resident, total = memory.resident_bytes(), memory.total_bytes()
+    assert resident is not None
+    assert total is not None
+    assert 1 << 24 < resident < total
+    held = torch.ones(1 << 24)  # 64 MiB, written
+    grown = memory.resident_bytes()
+    assert grown is not None
+    assert grown - resident > held.nbytes // 2
+    assert memory.device_bytes(torch.device("cpu")) is None
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_LIMIT", tmp_path / "memory.max")
+    whole = memory.total_bytes()
+    assert whole == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for text, expected in (("max\n", whole), ("1048576\n", 1 << 20), (f"{1 << 60}\n", whole)):
+        (tmp_path / "memory.max").write_text(text)
+        assert memory.total_bytes() == expected
+
+
+def test_what_a_system_does_not_say_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
+    assert memory.resident_bytes() is None
+    assert memory.free_bytes(tmp_path / "none") is None
+    free = memory.free_bytes(tmp_path)
+    assert free is not None
+    assert free > 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (999_999, "999,999 bytes"),
+        (1_000_000, "1.0 MB"),
+        (1_540_000_000, "1.5 GB"),
+        (10**12, "1000.0 GB"),
+    ],
+)
+def test_bytes_as_a_person_reads_them(count: int, text: str) -> None:
+    assert memory.in_units(count) == text
