@@ -65,6 +65,10 @@ def train(
     ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO"),
+    ] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,8 +89,9 @@ def train(
             from pretrain.console import Screen
 
             resolved = load(config, settings)
+            steps = _steps(profile, resolved.training.max_steps)
         with Screen(quiet=quiet) as screen:
-            return _answer(start_attempt(resolved, stop, [screen]), json_)
+            return _answer(start_attempt(resolved, stop, [screen], steps), json_)
 
     _run(work, json_)
 
@@ -224,6 +229,20 @@ def _thermal(gpu_temp_guard: bool | None, switch_on_thermal: bool | None) -> lis
     """The overrides that the options of the thermal guard are; they come after those that are written out."""
     given = {"gpu_temp_guard": gpu_temp_guard, "switch_on_thermal": switch_on_thermal}
     return [f"thermal.{key}={'true' if value else 'false'}" for key, value in given.items() if value is not None]
+
+
+def _steps(profile: str | None, max_steps: int) -> tuple[int, int] | None:
+    """Read FROM:TO, two steps of the run; ConfigError for any other text."""
+    if profile is None:
+        return None
+    first, _, last = profile.partition(":")
+    words_are_numbers = all(word.isascii() and word.isdigit() and len(word) < 10 for word in (first, last))
+    if not words_are_numbers or not 1 <= int(first) <= int(last) <= max_steps:
+        raise ConfigError(
+            f"--profile: expected FROM:TO, two steps of the {max_steps} of training.max_steps, such as 1:1, the second "
+            f"no smaller; found {profile!r}"
+        )
+    return int(first), int(last)
 
 
 def _listen() -> StopRequest:

@@ -30,11 +30,14 @@ from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Note, Sink
 from pretrain.telemetry.time_spent import TimeSpent
+from pretrain.telemetry.trace import StepTrace
 from pretrain.validation import Validator
 
 
-def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -> AttemptResult:
-    """Run attempt 0001 of a new run.
+def start_attempt(
+    config: RunConfig, stop: StopRequest, sinks: Sequence[Sink], profile: tuple[int, int] | None = None
+) -> AttemptResult:
+    """Run attempt 0001 of a new run; profile: the first and the last step to leave a trace of.
 
     Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
     attempt exists every expected fault is in its outcome.json and in the result.
@@ -48,7 +51,7 @@ def start_attempt(config: RunConfig, stop: StopRequest, sinks: Sequence[Sink]) -
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
-        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, profile)
 
 
 def resume_attempt(
@@ -138,6 +141,7 @@ def _run_attempt(
     stop: StopRequest,
     sinks: Sequence[Sink],
     spent: TimeSpent,
+    profile: tuple[int, int] | None = None,
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -149,9 +153,14 @@ def _run_attempt(
     except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
         return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
     parts = _parts(prepared, writer, durable_step, stop, sinks, reasons, spent)
+    parts.trace = StepTrace(folder, profile, lambda text: show(parts, Note(kind="saved", text=text)))
     result: AttemptResult | None = None
     try:
-        with contextlib.closing(_open_csv(prepared, folder)) as csv, contextlib.closing(parts.state.loader):
+        with (
+            contextlib.closing(_open_csv(prepared, folder)) as csv,
+            contextlib.closing(parts.state.loader),
+            contextlib.closing(parts.trace),
+        ):
             parts.sinks = [csv, *sinks]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
                 _work(parts, prepared, origin, reasons)

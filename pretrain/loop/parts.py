@@ -17,6 +17,7 @@ from pretrain.tasks import Task
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Event, Sink
 from pretrain.telemetry.time_spent import TimeSpent
+from pretrain.telemetry.trace import StepTrace
 from pretrain.validation import DomainResult, Validator
 
 
@@ -28,8 +29,8 @@ class LoopParts:
     regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
     as copies, by step. history: the newest batches, oldest first. last_durable_step: the step of the newest checkpoint
     of this lineage. thermometer: None where the thermal guard is off. reasons: why the lineage is not bit for bit the
-    same. results: the newest validation, by domain. spent: what the time goes to. disk_is_low: a person was told so,
-    which is done once.
+    same. results: the newest validation, by domain. spent: what the time goes to. trace: of the steps to profile.
+    disk_is_low: a person was told so, which is done once.
     """
 
     config: RunConfig
@@ -46,6 +47,7 @@ class LoopParts:
     last_durable_step: int
     thermometer: Thermometer | None = None
     reasons: list[str] = field(default_factory=list)
+    trace: StepTrace = field(default_factory=StepTrace)
     spent: TimeSpent = field(default_factory=TimeSpent)
     targets: dict[Target, Path] = field(default_factory=dict)
     memory: dict[int, Snapshot] = field(default_factory=dict)

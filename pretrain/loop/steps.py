@@ -52,6 +52,7 @@ def train(parts: LoopParts) -> None:
     state.model.train()
 
     while state.step < max_steps:
+        parts.trace.at(state.step)
         parts.spent.enter("data")
         faults = parts.faults.due(state.batch, state.ledger.faults_fired)
         if parts.thermometer is not None:

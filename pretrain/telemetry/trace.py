@@ -1,0 +1,97 @@
+"""A PyTorch profiler trace of some steps, as a Chrome trace that any trace viewer opens."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pretrain import files
+
+NAME = "trace.json"
+
+
+class StepTrace:
+    """Records the steps `first` to `last`, once, and publishes them in the attempt's folder; no steps = nothing.
+
+    tell: takes one sentence, when the trace is there.
+    """
+
+    def __init__(
+        self,
+        folder: Path = Path(),
+        steps: tuple[int, int] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._path, self._steps, self._tell = folder / NAME, steps, tell
+        self._profile: profile | None = None
+        self._marker: Any = None
+        self._recorded = 0
+
+    def at(self, step: int) -> None:
+        """Between two steps, after so many completed ones: begin, go on or end."""
+        if self._steps is None:
+            return
+        first, last = self._steps
+        self._end_step()
+        if step >= last:
+            self.close()
+        elif self._profile is None and step >= first - 1:
+            self._profile = _start()
+        if self._profile is not None:
+            self._marker = record_function(f"step {step + 1}")
+            self._marker.__enter__()
+
+    def close(self) -> None:
+        """Publish what was recorded, fewer steps where the attempt ends before; StorageError. Again does nothing."""
+        running, self._profile = self._profile, None
+        if running is None:
+            return
+        self._steps = None  # a rollback may come back to them: the first time is the one that is shown
+        self._end_step()
+        running.stop()
+        events = running.events()  # type: ignore[no-untyped-call]
+        files.publish(self._path, _encoded(events))
+        self._tell(f"profile of {self._recorded} steps in {self._path}, for chrome://tracing or ui.perfetto.dev")
+
+    def _end_step(self) -> None:
+        marker, self._marker = self._marker, None
+        if marker is not None:
+            marker.__exit__(None, None, None)
+            self._recorded += 1
+
+
+def _start() -> profile:
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        activities.append(ProfilerActivity.CUDA)
+    started = profile(activities=activities, acc_events=True)
+    started.start()
+    return started
+
+
+def _encoded(events: Any) -> Iterator[bytes]:
+    """Yield the file in pieces. PyTorch's own export writes a file itself, which is for files.py alone."""
+    head = '{"displayTimeUnit":"ms","traceEvents":['
+    for event in events or ():
+        yield (head + json.dumps(_row(event))).encode()
+        head = ",\n"
+    yield ((head if head[0] == "{" else "") + "]}\n").encode()
+
+
+def _row(event: FunctionEvent) -> dict[str, Any]:
+    """Return a complete event; times are microseconds. A GPU has its streams as threads."""
+    is_host = event.device_type == DeviceType.CPU
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": "cpu_op" if is_host else "kernel",
+        "ts": event.time_range.start,
+        "dur": event.time_range.end - event.time_range.start,
+        "pid": "CPU" if is_host else f"GPU {event.device_index}",
+        "tid": event.thread if is_host else event.device_resource_id,
+    }
