@@ -56,11 +56,12 @@ def _pause(parts: LoopParts) -> None:
     parts.writer.event("paused", step, temperature_c=thermometer.temperature_c)
     until = f"below {settings.gpu_temp_resume_threshold_c:g} °C"
     show(parts, Note(kind="paused", text=f"{thermometer.described()}; step {step + 1} waits until it is {until}"))
-    while thermometer.state == "paused":
-        thermometer.wait(parts.stop)
-        if parts.stop.name is not None:
-            stop_here(parts)
-        thermometer.poll()
+    with parts.spent.during("paused"):
+        while thermometer.state == "paused":
+            thermometer.wait(parts.stop)
+            if parts.stop.name is not None:
+                stop_here(parts)
+            thermometer.poll()
     if thermometer.state == "normal":
         seconds = round(thermometer.paused_seconds, 3)
         parts.writer.event("unpaused", step, temperature_c=thermometer.temperature_c, seconds=seconds)
@@ -83,7 +84,8 @@ def _move_to_cpu(parts: LoopParts) -> None:
     parts.reasons.append(reason)
     hot = state.device
     state.move_to(cpu)
-    parts.validator.device = parts.rows.device = cpu
+    parts.validator.device = cpu
+    parts.rows.move_to(cpu)
     for copy in parts.memory.values():
         copy.tensors = {name: tensor.to(cpu) for name, tensor in copy.tensors.items()}
     parts.thermometer = None  # Nothing of this process heats the GPU any more.

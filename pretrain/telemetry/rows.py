@@ -1,5 +1,7 @@
 """Makes the row of a step from what the step measured, each column at its own interval."""
 
+from dataclasses import replace
+
 import torch
 
 from pretrain.machine.device import bytes_in_use
@@ -26,6 +28,10 @@ class RowMaker:
     ) -> None:
         self._attempt, self._settings, self._sensors, self.device = attempt, settings, sensors, device
         self._utilization = utilization
+
+    def move_to(self, device: torch.device) -> None:
+        """Count the memory of another device from now on, whose peak nobody knows."""
+        self.device, self._utilization = device, replace(self._utilization, peak=None)
 
     def wants_blocks(self, step: int) -> bool:
         """Whether the row of `step` carries the gradient norm of every block."""

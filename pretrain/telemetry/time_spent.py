@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Kind = Literal["start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving"]
+Kind = Literal["start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving", "paused"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -14,6 +14,7 @@ class TimeSpent:
 
     start_up: until the first step, the imports of the process left out. data: waiting for the loader. steps: those that
     still count. refused: of the guard. undone: taken back by a rollback. incidents: looking for the cause of one.
+    paused: waiting for a hot GPU.
     clock: seconds that never go back.
     """
 
