@@ -220,7 +220,7 @@ class Appender:
             self.length = self._checked_length(keep)
             if created:
                 fsync_folder(path.parent)
-        except BaseException:
+        except BaseException:  # There is no object yet whose owner could close the descriptor.
             self.close()
             raise
 
@@ -455,7 +455,7 @@ def open_verified(path: Path, bytes_: int, sha256: str) -> int:
         if found.sha256 != sha256:
             raise IntegrityError(f"{path}: expected SHA-256 {sha256}, found {found.sha256}")
         os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
+    except BaseException:  # The caller only gets, and closes, what was verified.
         os.close(fd)
         raise
     return fd

@@ -123,7 +123,7 @@ class StatefulLoader:
             _, future = self._ahead.popleft()
             try:
                 step = future.result()
-            except BaseException:
+            except BaseException:  # A signal too: what was read ahead of the step that failed must be read again.
                 self._drop_ahead()
                 raise
         self._state = self._plan.after(self._state)

@@ -114,7 +114,7 @@ def save_checkpoint(
 
     try:
         saved = shard_writer.write(folder, tensors, check=check, prepare=prepare, seal=seal)
-    except BaseException:
+    except BaseException:  # Whatever cut the save short, half a checkpoint is none; it is raised on.
         if prepared:
             with contextlib.suppress(StorageError):
                 remove_checkpoint(folder)

@@ -101,7 +101,7 @@ class ShardFile:
         self.path, self._fd = path, fd
         try:
             self.chunks: dict[str, tuple[Chunk, int]] = self._read_header(os.fstat(fd).st_size)
-        except BaseException:
+        except BaseException:  # The descriptor is ours by now, and nobody else could close it.
             self.close()
             raise
 

@@ -50,7 +50,7 @@ class Sensors:
         self._open = True
         try:
             self._handle = self._find(device, nvml_device_index)
-        except BaseException:
+        except BaseException:  # There is no object yet whose owner could let go of NVML.
             self.close()
             raise
 
