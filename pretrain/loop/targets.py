@@ -8,7 +8,7 @@ from pretrain.loop.parts import LoopParts, show
 from pretrain.machine import random_state
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.recovery import Decision, Target, newest_targets
-from pretrain.telemetry.sink import Note
+from pretrain.telemetry.sink import Note, WentBack
 
 
 def keep_target(parts: LoopParts) -> None:
@@ -78,4 +78,5 @@ def roll_back(parts: LoopParts, decision: Decision) -> None:
     parts.last_durable_step = target.step
     text = f"to step {target.step}: {undone} steps undone, batches {first} to {last} are not read again"
     writer.event("rolled_back", state.step, undone_steps=undone)
+    show(parts, WentBack(step=state.step, undone_steps=undone))
     show(parts, Note(kind="warning", text=f"rolled back {text}"))

@@ -79,6 +79,23 @@ class ValidationShown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorShown:
+    """What a monitor measured at a step: by measure, then by block, layer, expert or domain."""
+
+    step: int
+    name: str
+    values: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WentBack:
+    """The run was rolled back to `step`: what was shown of later steps is undone, and comes again otherwise."""
+
+    step: int
+    undone_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
     """Something that happened, in a word and a sentence; `warning` alone asks a person to look."""
 
@@ -103,7 +120,7 @@ class End:
     times: tuple[str, ...] = ()
 
 
-Event = Begin | StepRow | ValidationShown | Note | End
+Event = Begin | StepRow | ValidationShown | MonitorShown | WentBack | Note | End
 
 
 class Sink(Protocol):
