@@ -24,11 +24,13 @@ from pretrain.tasks import TASKS, Task
 class RunData:
     """The windows to train on, the validation sets by domain, and what is on record about their files.
 
+    domains: how many of the windows to train on each domain has, in their order.
     held_out: false when the config names no validation data, so that the training windows are validated on, and
     when a validation set shares a file with a training set, unless both cut the same files into parts that are apart.
     """
 
     train: Windows
+    domains: Mapping[str, int]
     validation: Mapping[str, Windows]
     held_out: bool
     records: tuple[dict[str, Any], ...]
@@ -60,6 +62,7 @@ def build_data(config: RunConfig) -> RunData:
     records += [_record(f"validation.{name}", windows) for name, windows in held_out.items()]
     return RunData(
         train=Concatenation(list(train.values())) if len(train) > 1 else next(iter(train.values())),
+        domains={name: len(windows) for name, windows in train.items()},
         validation=held_out or train,
         held_out=bool(held_out) and not _overlaps(train.values(), held_out.values()),
         records=tuple(records),

@@ -12,6 +12,7 @@ from pretrain.optimizers import flat_state
 from pretrain.policy.alarms import AlarmState, RaisedAlarm
 from pretrain.policy.guard import GuardState
 from pretrain.policy.loss_scale import LossScale
+from pretrain.policy.measured import Known
 from pretrain.policy.recovery import LadderState
 from pretrain.policy.retention import RankedSteps
 from pretrain.policy.spikes import SpikeState
@@ -37,6 +38,7 @@ class Snapshot:
     loader: LoaderState
     spikes: SpikeState
     alarms: AlarmState
+    monitors: Known
     scaler: LossScale | None
     tensors: dict[str, torch.Tensor]
 
@@ -46,7 +48,8 @@ class RunState:
     """The trajectory (model, optimizer, step, loader position, generators, statistics) and the ledger.
 
     step: completed optimizer steps. batch: global batches consumed, the refused ones included. scaler: the loss scale
-    of a float16 run, None for the others. parked: positions of the generators of a device that the state has left.
+    of a float16 run, None for the others. monitors: what their alarms remember. parked: positions of the generators of
+    a device that the state has left.
     """
 
     model: nn.Module
@@ -57,6 +60,7 @@ class RunState:
     batch: int = 0
     spikes: SpikeState = field(default_factory=SpikeState)
     alarms: AlarmState = field(default_factory=AlarmState)
+    monitors: Known = field(default_factory=dict)
     scaler: LossScale | None = None
     ledger: Ledger = field(default_factory=Ledger)
     parked: random_state.GeneratorStates = field(default_factory=dict)
@@ -107,7 +111,14 @@ class RunState:
                 copies[name].copy_(tensor)
         generators = random_state.capture(self.device)
         return Snapshot(
-            self.step, self.batch, self.loader.state, self.spikes, self.alarms, self.scaler, copies | generators
+            step=self.step,
+            batch=self.batch,
+            loader=self.loader.state,
+            spikes=self.spikes,
+            alarms=self.alarms,
+            monitors=self.monitors,
+            scaler=self.scaler,
+            tensors=copies | generators,
         )
 
     def go_back(self, snapshot: Snapshot) -> None:
@@ -117,7 +128,7 @@ class RunState:
                 tensor.copy_(snapshot.tensors[name])
         random_state.restore(snapshot.tensors, self.device)
         self.step, self.batch, self.spikes = snapshot.step, snapshot.batch, snapshot.spikes
-        self.alarms, self.scaler = snapshot.alarms, snapshot.scaler
+        self.alarms, self.monitors, self.scaler = snapshot.alarms, snapshot.monitors, snapshot.scaler
         self.loader.restore(snapshot.loader)
 
     def scalars(self) -> dict[str, Any]:
@@ -143,7 +154,10 @@ class RunState:
             "spikes": {
                 name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.spikes).items()
             }
-            | {"alarms": [asdict(alarm) for alarm in self.alarms.raised]},
+            | {
+                "alarms": [asdict(alarm) for alarm in self.alarms.raised],
+                "monitors": {key: list(values) for key, values in self.monitors.items()},
+            },
             "scaler": None if self.scaler is None else asdict(self.scaler),
             "best": [{"step": step, "value": value} for step, value in self.ledger.best],
         }
@@ -178,4 +192,5 @@ class RunState:
             update=tuple(spikes["update"]),
         )
         self.alarms = AlarmState(tuple(RaisedAlarm(**alarm) for alarm in spikes["alarms"]))
+        self.monitors = {key: tuple(values) for key, values in spikes["monitors"].items()}
         self.scaler = None if scalars["scaler"] is None else LossScale(**scalars["scaler"])

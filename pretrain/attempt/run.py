@@ -238,6 +238,7 @@ def _parts(
         faults=Faults(config.faults, writer.number),
         check_data=prepared.data.check_unchanged,
         last_durable_step=durable_step,
+        domains=prepared.data.domains,
         thermometer=prepared.thermometer,
         reasons=[*reasons],
         spent=spent,
@@ -282,6 +283,6 @@ def _validation_is_missing(parts: LoopParts) -> bool:
     step, config = parts.state.step, parts.config
     if not is_due_or_last(step, config.validation.validate_every_n_steps, config.training.max_steps):
         return False
-    # Batches refused since then leave rows of their own behind the validation.
-    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor, besides="skipped")
+    # Batches refused since then, and a validation loss that became worse, leave rows of their own behind it.
+    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor, besides=("skipped", "alarm"))
     return last is not None and last["event"] != "validation"

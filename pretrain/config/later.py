@@ -3,8 +3,8 @@
 LATER: frozenset[str] = frozenset(
     [
         "init",
-        "monitors",
         "parallel",
+        "monitors.experts",
         "training.compile",
         "training.activation_checkpointing",
         "training.watchdog_timeout_seconds",

@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrain.data import SOURCES, DataSettings
 from pretrain.models import MODELS
+from pretrain.monitors import MonitorSettings
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.policy.fault_plan import FaultSettings
 from pretrain.policy.guard import GuardSettings
@@ -90,6 +91,7 @@ class RunConfig:
     checkpoint: CheckpointSettings
     validation: ValidationSettings
     telemetry: TelemetrySettings
+    monitors: MonitorSettings
     thermal: ThermalSettings
     faults: FaultSettings
 

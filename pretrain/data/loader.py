@@ -149,12 +149,15 @@ class StatefulLoader:
         begin = (state.position + samples) % (self.steps_per_epoch * self._plan.step_samples)
         return self._plan.build(LoaderState(state.epoch, begin))
 
+    def indices(self, step: StepBatch) -> Indices:
+        """Return the number of the window of each sample of a step, in the order of its rows."""
+        return self._plan.order(step.epoch, step.position, self._plan.step_samples)
+
     def identify(self, step: StepBatch) -> list[SampleIdentity]:
         """Return where each sample of a step comes from, in the order of its rows."""
-        indices = self._plan.order(step.epoch, step.position, self._plan.step_samples)
         return [
             SampleIdentity(*self._plan.windows.identify(index), step.position + row)
-            for row, index in enumerate(indices.tolist())
+            for row, index in enumerate(self.indices(step).tolist())
         ]
 
     def close(self) -> None:

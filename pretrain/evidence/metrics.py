@@ -118,14 +118,14 @@ def broken_prefixes(path: Path, cursors: Iterable[Cursor]) -> list[Cursor]:
     return broken
 
 
-def last_row(path: Path, cursor: Cursor, besides: str = "") -> dict[str, Any] | None:
+def last_row(path: Path, cursor: Cursor, besides: Iterable[str] = ()) -> dict[str, Any] | None:
     """The last row that `cursor` binds, after the whole prefix was verified; None where there is none.
 
-    besides: an event whose rows are passed over.
+    besides: events whose rows are passed over.
     """
-    last, number, passed_over = b"", 0, f'"event":"{besides}"'.encode()
+    last, number, passed_over = b"", 0, [f'"event":"{event}"'.encode() for event in besides]
     for at, line in enumerate(_lines(path, verify_prefix(path, cursor)), start=1):
-        if passed_over not in line:
+        if not any(event in line for event in passed_over):
             last, number = line, at
     return _row(last, f"{path}: row {number}") if last else None
 

@@ -115,6 +115,16 @@ def alarm(
     }
 
 
+def monitor(*, step: int, name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """What a monitor measured at a step that was taken: by measure, then by what was measured."""
+    return {"event": "monitor", "step": step, "name": name, "values": {key: dict(of) for key, of in values.items()}}
+
+
+def mixture(*, step: int, shares: Mapping[str, float]) -> dict[str, Any]:
+    """The share of each training domain in what was trained on since the row before."""
+    return {"event": "mixture", "step": step, "shares": dict(shares)}
+
+
 def validation(
     *,
     step: int,

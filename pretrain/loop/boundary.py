@@ -1,6 +1,7 @@
 """What is due between two steps: validation, the checkpoint that binds it, pruning, and stopping for a signal."""
 
 from pretrain.errors import RunInterruptedError
+from pretrain.loop.monitors import watch_regression
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import forget_targets, keep_target
 from pretrain.machine.memory import free_bytes, in_units
@@ -120,3 +121,4 @@ def _record_validation(parts: LoopParts, results: dict[str, DomainResult]) -> No
                 best=leads,
             ),
         )
+    watch_regression(parts, {domain: result.summary.loss for domain, result in results.items()})

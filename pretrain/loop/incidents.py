@@ -106,11 +106,14 @@ def record_alarms(parts: LoopParts, changes: Sequence[Change], batch: int, incid
                 incident=incident if is_raised else None,
             )
         )
+        side = "over" if one.value > one.threshold else "not over" if one.name.endswith("_spike") else "under"
+        subject = "" if one.subject is None else f" of {one.subject}"
         text = (
-            f"{one.name} {change.state} at step {parts.state.step}: {one.value:.4g} is "
-            f"{'over' if is_raised else 'not over'} {one.threshold:.4g}"
+            f"{one.name}{subject} {change.state} at step {parts.state.step}: {one.value:.4g} is {side} "
+            f"{one.threshold:.4g}"
         )
         show(parts, Note(kind="warning" if is_raised else "cleared", text=text))
+        parts.writer.event("alarm_shown", parts.state.step, text=text)
 
 
 def _numbers(parts: LoopParts, moment: Moment, trigger: Trigger) -> IncidentNumbers:

@@ -1,7 +1,7 @@
 """What the loop works with, and how it shows what it does."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +28,9 @@ class LoopParts:
     schedule: the learning rate of the schedule alone, for the step after that many. targets: the checkpoints of the
     regular cadence in this lineage that can be gone back to, and their folders, ascending. memory: the newest of them
     as copies, by step. history: the newest batches, oldest first. last_durable_step: the step of the newest checkpoint
-    of this lineage. thermometer: None where the thermal guard is off. reasons: why the lineage is not bit for bit the
-    same. results: the newest validation, by domain. spent: what the time goes to. trace: of the steps to profile.
-    disk_is_low: a person was told so, which is done once.
+    of this lineage. domains: how many windows each training domain has. thermometer: None where the thermal guard is
+    off. reasons: why the lineage is not bit for bit the same. results: the newest validation, by domain. spent: what
+    the time goes to. trace: of the steps to profile. disk_is_low: a person was told so, which is done once.
     """
 
     config: RunConfig
@@ -45,6 +45,7 @@ class LoopParts:
     check_data: Callable[[], None]
     faults: Faults
     last_durable_step: int
+    domains: Mapping[str, int] = field(default_factory=dict)
     thermometer: Thermometer | None = None
     reasons: list[str] = field(default_factory=list)
     trace: StepTrace = field(default_factory=StepTrace)

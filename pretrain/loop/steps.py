@@ -18,6 +18,7 @@ from pretrain.loop.incidents import (
     trigger_of,
     trigger_of_refusal,
 )
+from pretrain.loop.monitors import Watch
 from pretrain.loop.parts import LoopParts, show
 from pretrain.loop.targets import roll_back
 from pretrain.loop.thermal import watch_temperature
@@ -47,7 +48,7 @@ def train(parts: LoopParts) -> None:
     max_norm, max_steps = config.training.grad_clip_max_norm, config.training.max_steps
     parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
     arithmetic = autocast(state.device, config.training.precision)
-    updates = UpdateNorm(parameters)
+    updates, watch = UpdateNorm(parameters), Watch(parts)
     clock = Throughput(state.step, max_steps)
     state.model.train()
 
@@ -64,7 +65,8 @@ def train(parts: LoopParts) -> None:
         parts.spent.begin_step()
         generators = random_state.capture(state.device)
         scale = 1.0 if state.scaler is None else state.scaler.scale
-        loss_tensor, supervised = accumulate(state.model, task, batch, state.device, arithmetic, scale)
+        with watch.watching(state.step + 1):
+            loss_tensor, supervised = accumulate(state.model, task, batch, state.device, arithmetic, scale)
         loss_tensor = spoil_gradients(faults, loss_tensor, parameters)
         by_block = _block_norms(parts)
         norm_tensor = clip(parameters, max_norm)
@@ -98,7 +100,7 @@ def train(parts: LoopParts) -> None:
         moment = Moment(batch, batch_index, loss, norm, ratio, rate, scale)
         update_norm, trigger, diagnosis = None, NOT_FINITE, None
         if decision.action == "accept":
-            updates.before(state.step + 1)
+            updates.before(state.step + 1, wanted=watch.wants_updates(state.step + 1))
             state.optimizer.step()
             state.step += 1
             state.scaler = None if state.scaler is None else on_accepted(state.scaler)
@@ -135,6 +137,7 @@ def train(parts: LoopParts) -> None:
                 trigger = trigger_of(*(damage or spikes))
                 diagnosis = record_incident(parts, moment, trigger, action)
             record_alarms(parts, changes, batch_index, None if diagnosis is None else state.ledger.incidents)
+            watch.record(batch, batch_index, ratio, updates.by_parameter)
             if not damage:
                 state.ledger.ladder = on_healthy(state.ledger.ladder, config.spikes)
                 try:

@@ -17,17 +17,18 @@ class UpdateNorm:
         self._parameters = parameters
         self._now: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
-        self._is_due = False
+        self._is_due = self._is_wanted = False
+        self.by_parameter: torch.Tensor | None = None
 
     @property
     def bytes_held(self) -> int:
         """Return the memory that the copies take at the moment."""
         return sum(copy.nbytes for copy in self._before)
 
-    def before(self, step: int) -> None:
-        """Copy the parameters, where the update of `step` is one that is measured."""
-        self._is_due = is_due(step, UPDATE_EVERY_N_STEPS)
-        if not self._is_due:
+    def before(self, step: int, *, wanted: bool = False) -> None:
+        """Copy the parameters, where the update of `step` is one that is measured; wanted: by somebody else too."""
+        self._is_due, self._is_wanted = is_due(step, UPDATE_EVERY_N_STEPS), wanted
+        if not self._is_due and not wanted:
             return
         # Asked for anew each time: between two steps the parameters may have moved to another device.
         self._now = [parameter.detach() for parameter in self._parameters]
@@ -36,13 +37,18 @@ class UpdateNorm:
         torch._foreach_copy_(self._before, self._now)
 
     def after(self) -> float | None:
-        """Return the norm of the change since, None where it is not measured; waits for the device."""
-        if not self._is_due:
+        """Return the norm of the change since, None where the step is not one of its own; waits for the device.
+
+        `by_parameter` then holds the norm of each parameter, [parameters], where somebody wanted it, else None.
+        """
+        self.by_parameter = None
+        if not self._is_due and not self._is_wanted:
             return None
         # In place of the copies, since another set of them would cost as much again; a norm does not see the sign.
         torch._foreach_sub_(self._before, self._now)
-        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._before))))
+        norms = torch.stack(torch._foreach_norm(self._before))
+        self.by_parameter = norms if self._is_wanted else None
         if any(parameter.device.type != "cpu" for parameter in self._now):
             self._before = []
         self._now = []
-        return norm
+        return float(torch.linalg.vector_norm(norms)) if self._is_due else None

@@ -6,7 +6,7 @@ from torch import nn
 
 from pretrain.models.decoder import Decoder, DecoderSettings, build_decoder
 from pretrain.models.flops import flops_per_position
-from pretrain.models.parts import Block
+from pretrain.models.parts import Attention, Block
 from pretrain.registry import Entry
 
 MODELS: dict[str, Entry[Any, nn.Module]] = {
@@ -19,4 +19,19 @@ def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, Block)]
 
 
-__all__ = ["MODELS", "Block", "Decoder", "DecoderSettings", "blocks", "build_decoder", "flops_per_position"]
+def attentions(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The attention layers in the order of depth, each with its parameter prefix."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+
+
+__all__ = [
+    "MODELS",
+    "Attention",
+    "Block",
+    "Decoder",
+    "DecoderSettings",
+    "attentions",
+    "blocks",
+    "build_decoder",
+    "flops_per_position",
+]

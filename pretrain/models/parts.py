@@ -1,5 +1,7 @@
 """The parts of a decoder: matrices, rotary positions, attention, SwiGLU and the residual block."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -69,10 +71,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(heads * self.head_size, width)
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        shape = (hidden.shape[0], hidden.shape[1], -1, self.head_size)
-        query = rotate(self.q_proj(hidden).view(shape), cos, sin)
-        key = rotate(self.k_proj(hidden).view(shape), cos, sin)
-        value = self.v_proj(hidden).view(shape)
+        query, key = self._queries_and_keys(hidden, cos, sin)
+        value = self.v_proj(hidden).view(self._shape(hidden))
         mixed = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
@@ -82,6 +82,28 @@ class Attention(nn.Module):
         )
         projected: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return projected
+
+    def scores(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some queries, [rows, heads, queries, positions], -inf for what comes after a query.
+
+        queries: their positions, int64. The forward pass computes the same, and keeps none of it.
+        """
+        query, key = self._queries_and_keys(hidden, cos, sin)
+        each = query.shape[2] // key.shape[2]
+        query = query[:, queries].transpose(1, 2)
+        key = key.repeat_interleave(each, dim=2).permute(0, 2, 3, 1)
+        logits = query @ key / math.sqrt(self.head_size)
+        positions = torch.arange(hidden.shape[1], device=queries.device)
+        return logits.masked_fill(positions > queries[:, None], -math.inf)
+
+    def _queries_and_keys(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self._shape(hidden)
+        return rotate(self.q_proj(hidden).view(shape), cos, sin), rotate(self.k_proj(hidden).view(shape), cos, sin)
+
+    def _shape(self, hidden: torch.Tensor) -> tuple[int, int, int, int]:
+        return (hidden.shape[0], hidden.shape[1], -1, self.head_size)
 
 
 class SwiGLU(nn.Module):

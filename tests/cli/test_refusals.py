@@ -33,7 +33,7 @@ def assert_refused(answer: Answer, code: int, *texts: str) -> None:
         ("optimizer.lr=.nan", ["optimizer.lr must be a finite number above 0"]),
         ("training.device=gpu", ["training.device must be one of cpu, cuda; found 'gpu'"]),
         ("model.heads=3", ["model.heads: 3 does not divide model.width, 16"]),
-        ("monitors.every=5", ["monitors is not a section; it is not in this version"]),
+        ("parallel.every=5", ["parallel is not a section; it is not in this version"]),
         ("training.max_steps", ["expected KEY=VALUE, as in training.max_steps=20"]),
         ("data.train.letters.path=missing.txt", ["missing.txt: missing"]),
         ("data.sequence_length=100000", ["corpus.txt: found", "shorten data.sequence_length or widen the span"]),

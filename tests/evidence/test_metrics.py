@@ -195,7 +195,7 @@ def test_the_last_row_that_a_cursor_binds(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(files, "BLOCK", block)
         assert metrics.last_row(path, bound) == rows.step(**STEP | {"step": 2})
     assert metrics.last_row(path, EMPTY) is None
-    assert metrics.last_row(path, bound, besides="step") is None
+    assert metrics.last_row(path, bound, besides=["step"]) is None
 
 
 def test_counts_are_read_from_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
