@@ -61,11 +61,11 @@ class Watch:
         seen: list[Observation] = []
         if self._is_due(settings.blocks, step):
             values = self._shown("blocks", self._blocks.values(clip_ratio, updates))
-            found, known = judge_blocks(values, known, raised, self._block_names)
+            found, known = judge_blocks(values, known, raised, step, self._block_names)
             seen += found
         if self._is_due(settings.activations, step):
             values = self._shown("activations", self._activations.values())
-            found, known = judge_activations(values, known, raised, self._parts.config.training.precision)
+            found, known = judge_activations(values, known, raised, step, self._parts.config.training.precision)
             seen += found
         if self._is_due(settings.attention, step):
             found, known = judge_attention(self._shown("attention", self._attention.values()), known, raised)

@@ -21,7 +21,7 @@ LARGEST_LOGIT = 100.0
 _SMALLEST = 1e-30
 
 
-def judge_blocks(values: Measured, known: Known, raised: Raised, blocks: tuple[str, ...]) -> Judged:
+def judge_blocks(values: Measured, known: Known, raised: Raised, step: int, blocks: tuple[str, ...]) -> Judged:
     """Compare every block with the mean of the others, and that with how it was before.
 
     What all blocks do together, as at a new learning rate, is nothing here. gradient_norm: `block_gradient_high` and
@@ -41,19 +41,19 @@ def judge_blocks(values: Measured, known: Known, raised: Raised, blocks: tuple[s
     for alarm, of_block in watched.items():
         for name, value in of_block.items():
             key = f"blocks {alarm} {name}"
-            found, after[key] = against_past(alarm, name, value, key, known, raised, factor=BLOCK_FACTOR)
+            found, after[key] = against_past(alarm, name, value, key, known, raised, step=step, factor=BLOCK_FACTOR)
             seen += found
     return tuple(seen), after
 
 
-def judge_activations(values: Measured, known: Known, raised: Raised, precision: str) -> Judged:
+def judge_activations(values: Measured, known: Known, raised: Raised, step: int, precision: str) -> Judged:
     """Compare the output of every block with its own past, and with what the precision can hold."""
     seen: list[Observation] = []
     after = dict(known)
     for name, value in values["rms"].items():
         key = f"activations {name}"
         found, after[key] = against_past(
-            "activation_explosion", name, value, key, known, raised, factor=ACTIVATION_FACTOR
+            "activation_explosion", name, value, key, known, raised, step=step, factor=ACTIVATION_FACTOR
         )
         seen += found
     limit = LARGEST_ACTIVATION.get(precision)

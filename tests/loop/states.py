@@ -20,8 +20,8 @@ Whole = dict[str, Any]
 def whole(state: RunState) -> Whole:
     """Return every tensor's SHA-256, every counter, statistic and generator, and what else a step could leave behind.
 
-    Names begin with model, buffer, optimizer, rng, group, mode, state, spikes, scaler, loader or ledger; `gradients`
-    is the number of parameters that hold one.
+    Names begin with model, buffer, optimizer, rng, group, mode, state, spikes, monitors, scaler, loader or ledger;
+    `gradients` is the number of parameters that hold one.
     """
     found: Whole = {name: digest({name: tensor}) for name, tensor in state.tensors().items()}
     for name, buffer in state.model.named_buffers():  # those that no checkpoint holds, too
@@ -32,6 +32,7 @@ def whole(state: RunState) -> Whole:
     found |= {f"mode.{name}": module.training for name, module in state.model.named_modules()}
     found |= {"state.step": state.step, "state.batch": state.batch, "scaler": state.scaler}
     found |= {f"spikes.{name}": value for name, value in asdict(state.spikes).items()}
+    found |= {f"monitors.{name}": values for name, values in state.monitors.items()}
     found |= {"loader": (state.loader.state.epoch, state.loader.state.position)}
     ledger = state.ledger
     found |= {"ledger.retries": ledger.guard.retries, "ledger.best": ledger.best}
