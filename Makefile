@@ -51,6 +51,7 @@ test: lint
 bench: install
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.guard_cost
+	$(BIN)/python -m benchmarks.monitor_cost
 
 # A quarter to half an hour on two cores: six causes made in 40 runs each, and 50,000 healthy steps.
 incidents: install

@@ -106,7 +106,7 @@ class GuardCost:
     update_norm_bytes: int
 
 
-class _Steps:
+class Steps:
     """The last sink of the loop: takes the pieces of every step, and asks the run to stop after the last one."""
 
     def __init__(self, stopwatch: Stopwatch, stop: StopRequest, steps: int) -> None:
@@ -199,7 +199,7 @@ def run_config(folder: Path, threads: int) -> RunConfig:
 def measure(folder: Path, threads: int) -> GuardCost:
     """Run the loop with a stopwatch in it; `STEPS` steps count."""
     config, stop, stopwatch, held = run_config(folder, threads), StopRequest(), Stopwatch(), _Bytes()
-    sink = _Steps(stopwatch, stop, WARM_STEPS + STEPS)
+    sink = Steps(stopwatch, stop, WARM_STEPS + STEPS)
     with ExitStack() as stack:
         # Looked at while no piece is running, or the look would be in it: the copies are seen inside of theirs.
         stack.enter_context(_seeing(RunState, "snapshot", held.of_snapshot))
@@ -211,14 +211,14 @@ def measure(folder: Path, threads: int) -> GuardCost:
     counted = list(zip(sink.totals, sink.pieces, strict=True))[WARM_STEPS:]
     stretches = [counted[at : at + UPDATE_EVERY_N_STEPS] for at in range(0, len(counted), UPDATE_EVERY_N_STEPS)]
     pieces = {
-        name: _cost([fmean(taken.get(name, 0.0) for _, taken in stretch) for stretch in stretches])
+        name: cost_of([fmean(taken.get(name, 0.0) for _, taken in stretch) for stretch in stretches])
         for name in dict.fromkeys(name for name, _, _ in PIECES)
     }
     copies = [taken[COPIES[0]] for taken in sink.pieces if COPIES[0] in taken]
-    copy = _cost(copies[1:])
+    copy = cost_of(copies[1:])
     every, reference = CheckpointSettings().checkpoint_every_n_steps, 1000 * REFERENCE_SECONDS
     pieces[COPIES[0]] = Cost(copy.mean / every, copy.median / every)
-    step = _cost([total for total, taken in counted if "checkpoint" not in taken])
+    step = cost_of([total for total, taken in counted if "checkpoint" not in taken])
     added = sum(pieces.values(), Cost(0.0, 0.0))
     return GuardCost(
         parameters=held.parameters,
@@ -241,7 +241,7 @@ def measure(folder: Path, threads: int) -> GuardCost:
     )
 
 
-def _cost(seconds: list[float]) -> Cost:
+def cost_of(seconds: list[float]) -> Cost:
     return Cost(1000 * fmean(seconds), 1000 * median(seconds))
 
 

@@ -1,7 +1,7 @@
 """What the monitors see of a step: their rows of the metric stream, and their alarms."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 
@@ -10,7 +10,7 @@ from pretrain.evidence import rows
 from pretrain.loop.incidents import record_alarms
 from pretrain.loop.parts import LoopParts, show
 from pretrain.models import attentions, blocks
-from pretrain.monitors import Cadence
+from pretrain.monitors import Cadence, MonitorSettings
 from pretrain.monitors.activations import Activations
 from pretrain.monitors.attention import Attention
 from pretrain.monitors.blocks import Blocks
@@ -29,6 +29,7 @@ class Watch:
 
     def __init__(self, parts: LoopParts) -> None:
         self._parts, self._settings = parts, parts.config.monitors
+        self._is_off = self._settings == MonitorSettings()
         model = parts.state.model
         self._blocks = Blocks(model, blocks(model))
         self._activations = Activations(blocks(model))
@@ -40,15 +41,14 @@ class Watch:
         """Whether a monitor needs to know how far each parameter moves in the step that completes `step`."""
         return self._is_due(self._settings.blocks, step)
 
-    @contextmanager
-    def watching(self, step: int) -> Iterator[None]:
+    def watching(self, step: int) -> AbstractContextManager[object]:
         """Read the forward pass of the step that completes `step`, where a monitor that does so is due."""
-        with ExitStack() as hooks:
-            if self._is_due(self._settings.activations, step):
-                hooks.enter_context(self._activations.watching())
-            if self._is_due(self._settings.attention, step):
-                hooks.enter_context(self._attention.watching())
-            yield
+        hooks = ExitStack()
+        if self._is_due(self._settings.activations, step):
+            hooks.enter_context(self._activations.watching())
+        if self._is_due(self._settings.attention, step):
+            hooks.enter_context(self._attention.watching())
+        return hooks
 
     def record(self, step_batch: StepBatch, batch: int, clip_ratio: float, updates: torch.Tensor | None) -> None:
         """Put on record what is due after a step that was taken, and the alarms that it raises or clears.
@@ -56,6 +56,8 @@ class Watch:
         batch: its index. clip_ratio: what its gradients, which are still in place, were multiplied by. updates: how
         far each parameter has moved, None where that was not measured.
         """
+        if self._is_off:
+            return
         state, settings = self._parts.state, self._settings
         step, known, raised = state.step, state.monitors, _raised(self._parts)
         seen: list[Observation] = []

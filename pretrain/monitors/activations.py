@@ -41,9 +41,12 @@ class Activations:
     @staticmethod
     def _hook(seen: list[torch.Tensor]) -> Any:
         def read(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            found = output.detach()
-            norm = torch.linalg.vector_norm(found, dtype=torch.float32)
-            low, high = torch.aminmax(found)
-            seen.append(torch.stack((norm.square() / found.numel(), torch.maximum(-low, high).float())))
+            seen.append(_mean_square_and_largest(output.detach()))
 
         return read
+
+
+def _mean_square_and_largest(output: torch.Tensor) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(output, dtype=torch.float32)
+    low, high = torch.aminmax(output)
+    return torch.stack((norm.square() / output.numel(), torch.maximum(-low, high).float()))

@@ -62,17 +62,21 @@ class Attention:
 
     def _hook(self, name: str) -> Any:
         def read(layer: Any, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-            if name in self._seen:
-                return
-            hidden, cos, sin = inputs
-            # After the layer's own pass, and outside autocast: what autocast casts without gradients it would keep,
-            # and the pass of the step would find weights in its cache that lead no gradient back.
-            with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-                queries = _spread(hidden.shape[1], hidden.device)
-                logits = layer.scores(hidden[:1].float(), cos, sin, queries)
-                self._seen[name] = torch.stack((_entropy(logits), _largest(logits)))
+            if name not in self._seen:
+                self._seen[name] = _entropy_and_largest_logit(layer, *inputs)
 
         return read
+
+
+def _entropy_and_largest_logit(
+    layer: Scored, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    # After the layer's own pass, and outside autocast: what autocast casts without gradients it would keep, and the
+    # pass of the step would find weights in its cache that lead no gradient back.
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        queries = _spread(hidden.shape[1], hidden.device)
+        logits = layer.scores(hidden[:1].float(), cos, sin, queries)
+        return torch.stack((_entropy(logits), _largest(logits)))
 
 
 def _spread(positions: int, device: torch.device) -> torch.Tensor:

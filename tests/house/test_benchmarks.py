@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import added_work, guard_cost
+from benchmarks import added_work, guard_cost, monitor_cost
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,7 @@ from benchmarks import added_work, guard_cost
         for _, owner, name in (
             *(*added_work._SAME, *added_work._OURS, *added_work._ADDED),
             *(*guard_cost.PIECES, guard_cost.COPIES, *guard_cost._CHECKPOINT),
+            *monitor_cost.PIECES,
         )
     ],
 )
