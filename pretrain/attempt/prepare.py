@@ -23,6 +23,7 @@ from pretrain.models import blocks, flops_per_position
 from pretrain.policy.thermal import HIGHEST_C, LOWEST_C, is_known
 from pretrain.telemetry.csv_log import check_place, columns
 from pretrain.telemetry.sink import Note, Sink
+from pretrain.telemetry.trackers import check_installed
 from pretrain.telemetry.utilization import Utilization
 
 
@@ -43,6 +44,7 @@ class Prepared:
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
     check_allowed(config.faults)
     _check_places(config)
+    check_installed(config.telemetry.trackers)
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, threads)
     sensors = _open_sensors(config, device, sinks)
@@ -66,16 +68,27 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
 
 
 def _check_places(config: RunConfig) -> None:
-    """Refuse a run that would write where it reads: below its own data, or a CSV among the records of its attempts."""
+    """Refuse a run that would write where it reads: below its own data, or anything else among its attempts."""
     run_dir = Path(config.run.dir).resolve()
+    folders = {
+        f"telemetry.trackers.{name}.folder": Path(settings.folder).resolve()
+        for name, settings in config.telemetry.trackers.items()
+        if getattr(settings, "folder", None) is not None
+    }
     for kind, domains in (("train", config.data.train), ("validation", config.data.validation)):
         for name, choice in domains.items():
             path = getattr(choice.settings, "path", None)
-            if path is not None and Path(path).is_dir() and run_dir.is_relative_to(Path(path).resolve()):
-                raise ConfigError(f"run.dir: {run_dir} lies in data.{kind}.{name}.path, {path}, and would become data")
+            if path is None or not Path(path).is_dir():
+                continue
+            for key, folder in {"run.dir": run_dir, **folders}.items():
+                if folder.is_relative_to(Path(path).resolve()):
+                    raise ConfigError(f"{key}: {folder} lies in data.{kind}.{name}.path, {path}, and would become data")
     csv = Path(config.telemetry.csv_log_path)
-    if csv.is_absolute() and csv.resolve().is_relative_to(run_dir / "attempts"):
-        raise ConfigError(f"telemetry.csv_log_path: {csv} lies among the attempts of this run; choose another folder")
+    if csv.is_absolute():  # A relative one lies in the attempt's folder, and is bound with it.
+        folders["telemetry.csv_log_path"] = csv.resolve()
+    for key, place in folders.items():
+        if place.is_relative_to(run_dir / "attempts"):
+            raise ConfigError(f"{key}: {place} lies among the attempts of this run; choose another folder")
 
 
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:

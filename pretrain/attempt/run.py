@@ -14,6 +14,7 @@ from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
+from pretrain.attempt.trackers import open_feeds
 from pretrain.config import RunConfig, RunSettings, parse, resumed, to_yaml, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
@@ -160,8 +161,13 @@ def _run_attempt(
             contextlib.closing(_open_csv(prepared, folder)) as csv,
             contextlib.closing(parts.state.loader),
             contextlib.closing(parts.trace),
+            contextlib.ExitStack() as feeds,
         ):
             parts.sinks = [csv, *sinks]
+            # Closed first, while what they have to tell can still be written.
+            parts.sinks += [
+                feeds.enter_context(contextlib.closing(feed)) for feed in open_feeds(parts, prepared, run_dir, origin)
+            ]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
                 _work(parts, prepared, origin, reasons)
         parts.sinks = sinks

@@ -100,12 +100,15 @@ def _chosen(choice: Choice[Any], key: str) -> dict[str, Any]:
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    """The keys of a settings object, its groups too; a mapping in it is one of `data`'s maps from domain to source."""
+    """The keys of a settings object, its groups too; a mapping in it has sources by domain, or trackers' settings."""
     tree: dict[str, Any] = {}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
         if isinstance(value, Mapping):
-            tree[one.name] = {domain: _chosen(choice, SOURCE.key) for domain, choice in value.items()}
+            tree[one.name] = {
+                name: _chosen(inner, SOURCE.key) if isinstance(inner, Choice) else _plain(inner)
+                for name, inner in value.items()
+            }
         elif dataclasses.is_dataclass(value):
             tree[one.name] = _plain(value)
         else:

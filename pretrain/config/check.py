@@ -179,7 +179,14 @@ def _paths(config: RunConfig) -> Iterator[str]:
         )
     elif path.name.startswith(".") or "\\" in path.name:
         yield f"telemetry.csv_log_path must not begin with a point or hold a backslash; found {written!r}"
-    for key, value in (("run.dir", folder), ("telemetry.csv_log_path", written)):
+    places = {"run.dir": folder, "telemetry.csv_log_path": written}
+    for name, settings in config.telemetry.trackers.items():
+        own = getattr(settings, "folder", None)
+        if own is not None:
+            places[f"telemetry.trackers.{name}.folder"] = own
+            if not own.strip():
+                yield f"telemetry.trackers.{name}.folder must name a folder, or be null; found {own!r}"
+    for key, value in places.items():
         if value.startswith("~"):
             yield f"{key} begins with ~, which is not your home folder here; write {value!r} out"
 

@@ -12,13 +12,16 @@ from pretrain.config.settings import (
     NAMED,
     SECTIONS,
     SOURCE,
+    TRACKER_MAP,
     NamedSection,
     Setting,
     groups_of,
+    maps_of,
     plain_sections,
     settings_of,
 )
 from pretrain.config.values import expected_of
+from pretrain.telemetry.trackers import TRACKERS
 
 _INTRODUCTION = """\
 # Configuration
@@ -57,16 +60,10 @@ def explanations(cls: type[Any]) -> tuple[str, dict[str, str]]:
         elif line.strip():
             name, _, text = line.partition(": ")
             found[name] = text.strip()
-    keys = [*settings_of(cls), *groups_of(cls), *(one for one in domain_maps(cls) if one in found)]
+    keys = [*settings_of(cls), *groups_of(cls), *maps_of(cls)]
     if sorted(found) != sorted(keys) or not all(found.values()):
         raise ValueError(f"{cls.__name__}: its docstring explains {list(found)}, expected {keys}")
     return " ".join(sentence.split()), found
-
-
-def domain_maps(cls: type[Any]) -> list[str]:
-    """The fields of `data` that map a domain to a source, which are documented by their sources."""
-    known = {**settings_of(cls), **groups_of(cls)}
-    return [one.name for one in dataclasses.fields(cls) if one.name not in known]
 
 
 def text() -> str:
@@ -85,6 +82,13 @@ def _sections() -> Iterator[str]:
         if section == "data":
             yield "### data.train.DOMAIN and data.validation.DOMAIN\n"
             yield from _entries(SOURCE, "data.train.DOMAIN")
+        if section == TRACKER_MAP[0]:
+            where = ".".join((*TRACKER_MAP, "NAME"))
+            yield f"### {where}\n"
+            names = ", ".join(f"`{name}`" for name in TRACKERS)
+            yield f"The name is one of {names}; {{}} takes one with its defaults, null does without it.\n"
+            for name, entry in TRACKERS.items():
+                yield from _settings(entry.settings, where, name)
 
 
 def _entries(chooser: NamedSection, where: str) -> Iterator[str]:
@@ -106,7 +110,7 @@ def _settings(cls: type[Any], where: str, name: str = "", defaults: Any = None, 
 
 def _table(cls: type[Any], explained: dict[str, str], defaults: Any) -> Iterator[str]:
     settings = settings_of(cls, defaults)
-    others = {name: explained[name] for name in domain_maps(cls) if name in explained}
+    others = {name: explained[name] for name in maps_of(cls)}
     if not settings and not others:
         return
     yield "| key | takes | default | meaning |"
@@ -114,7 +118,8 @@ def _table(cls: type[Any], explained: dict[str, str], defaults: Any) -> Iterator
     for name, setting in settings.items():
         yield f"| `{name}` | {expected_of(setting)} | {_default(setting)} | {_cell(explained[name])} |"
     for name, meaning in others.items():
-        yield f"| `{name}` | sources by domain | `{{}}` | {_cell(meaning)} |"
+        what = "settings by tracker" if name == TRACKER_MAP[1] else "sources by domain"
+        yield f"| `{name}` | {what} | `{{}}` | {_cell(meaning)} |"
     yield ""
 
 

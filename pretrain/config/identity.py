@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrain.config.canonical import leaves, text_of, to_yaml, tree_of, value_text
 from pretrain.config.load import parse
-from pretrain.config.settings import DOMAIN_MAPS, RunConfig
+from pretrain.config.settings import DOMAIN_MAPS, TRACKER_MAP, RunConfig
 from pretrain.errors import ConfigError
 
 # A `*` stands for any one name, or for the name of a domain; all else is refused.
@@ -65,6 +65,8 @@ def identity_sha256(config: RunConfig, data_hashes: Mapping[str, str]) -> str:
             settings.pop("path", None)
             if f"{kind}.{domain}" in data_hashes:
                 settings["sha256"] = data_hashes[f"{kind}.{domain}"]
+    section, trackers = TRACKER_MAP
+    del tree[section][trackers]  # not even their names: a run is the same one whoever watches it
     return hashlib.sha256(text_of(_kept(tree)).encode()).hexdigest()
 
 
@@ -108,8 +110,9 @@ def _refusal(change: Change) -> str:
 def _may_change(change: Change) -> bool:
     if change.key == "training.max_steps":
         return bool(change.new > change.old)
-    # A domain that comes or goes, or a source that has no path, is no change of place.
-    return is_resumable(change.key) and ABSENT not in (change.old, change.new)
+    # A domain that comes or goes, or a source that has no path, is no change of place; a tracker may come and go.
+    is_tracker = change.key.startswith(".".join((*TRACKER_MAP, "")))
+    return is_resumable(change.key) and (is_tracker or ABSENT not in (change.old, change.new))
 
 
 def _matches(key: str, pattern: str) -> bool:

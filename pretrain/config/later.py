@@ -36,6 +36,5 @@ LATER: frozenset[str] = frozenset(
         "optimizer.galore_max_dim",
         "checkpoint.asynchronous",
         "checkpoint.storage_wait_seconds",
-        "telemetry.trackers",
     ]
 )

@@ -14,7 +14,7 @@ from pretrain.config import check, strict_yaml
 from pretrain.config.overrides import Document
 from pretrain.config.parts import Part, parts_of
 from pretrain.config.references import UNSET, ReferenceFaultError, References, UnsetTargetError
-from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, RunConfig, groups_of, settings_of
+from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, TRACKER_MAP, RunConfig, groups_of, settings_of
 from pretrain.config.values import UnfitError, expected_of, fit
 from pretrain.errors import ConfigError
 from pretrain.registry import Choice
@@ -105,27 +105,30 @@ def _values(document: Document, parts: Sequence[Part]) -> tuple[dict[Path, Any],
 
 def _assemble(parts: Sequence[Part], values: dict[Path, Any]) -> RunConfig:
     by_path = {part.path: part for part in parts}
-    domains: dict[str, dict[str, Choice[Any]]] = {name: {} for name in DOMAIN_MAPS}
+    maps: dict[str, dict[str, dict[str, Any]]] = {"data": {name: {} for name in DOMAIN_MAPS}}
+    maps[TRACKER_MAP[0]] = {TRACKER_MAP[1]: {}}
     for part in parts:
         if part.is_domain:
-            domains[part.path[1]][part.path[2]] = Choice(part.name, _instance(part, by_path, values))
+            maps["data"][part.path[1]][part.path[2]] = Choice(part.name, _instance(part, by_path, values))
+        elif part.is_tracker:
+            maps[part.path[0]][part.path[1]][part.path[2]] = _instance(part, by_path, values)
     sections: dict[str, Any] = {}
     for section in SECTIONS:
         part = by_path[(section,)]
-        maps = {name: MappingProxyType(choices) for name, choices in domains.items()} if section == "data" else {}
-        made = _instance(part, by_path, values, **maps)
+        frozen = {name: MappingProxyType(entries) for name, entries in maps.get(section, {}).items()}
+        made = _instance(part, by_path, values, **frozen)
         sections[section] = Choice(part.name, made) if section in NAMED else made
     return RunConfig(**sections)
 
 
-def _instance(part: Part, by_path: Mapping[Path, Part], values: dict[Path, Any], **domains: Any) -> Any:
+def _instance(part: Part, by_path: Mapping[Path, Part], values: dict[Path, Any], **maps: Any) -> Any:
     """A settings object by way of OmegaConf's schema of its keys, the second gate behind `fit`; its groups first."""
     groups = {name: _instance(by_path[(*part.path, name)], by_path, values) for name in groups_of(part.settings)}
     own = settings_of(part.settings)
     given = {name: values[(*part.path, name)] for name in own}
     fields = tuple((setting.name, setting.annotation) for setting in own.values())
     merged = OmegaConf.to_object(OmegaConf.merge(_schema(part.settings.__name__, fields), given))
-    return part.settings(**{name: getattr(merged, name) for name in given}, **groups, **domains)
+    return part.settings(**{name: getattr(merged, name) for name in given}, **groups, **maps)
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pretrain.config import strict_yaml
-from pretrain.config.settings import DOMAIN_MAPS, depth_of
+from pretrain.config.settings import DOMAIN_MAPS, TRACKER_MAP, depth_of
 from pretrain.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -55,7 +55,7 @@ class Document:
             raise ConfigError(f"{where}: {key!r} is not a key; expected names joined by points{example}")
         value = strict_yaml.parse(text, where)
         path = self._path(key, isinstance(value, dict))
-        if len(path) > (4 if path[:2] in _DOMAINS else depth_of(path[0])):
+        if len(path) > (4 if path[:2] in (*_DOMAINS, TRACKER_MAP) else depth_of(path[0])):
             raise ConfigError(f"{where}: {key} goes deeper than any setting; give a list or a mapping as a whole")
         node = self.tree
         for length, name in enumerate(path[:-1], start=1):

@@ -13,13 +13,16 @@ from pretrain.config.settings import (
     NAMED,
     SECTIONS,
     SOURCE,
+    TRACKER_MAP,
     NamedSection,
     Setting,
     groups_of,
+    maps_of,
     plain_sections,
     settings_of,
 )
 from pretrain.config.values import near, shown
+from pretrain.telemetry.trackers import TRACKERS
 
 Path = tuple[str, ...]
 _DOMAIN_MAPS = tuple(("data", kind) for kind in DOMAIN_MAPS)
@@ -28,10 +31,11 @@ _DOMAIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 @dataclass(frozen=True)
 class Part:
-    """A section, a group in one, or one domain of `data`: the settings class that types it, and the values given.
+    """A section, a group in one, one domain of `data` or one tracker: the class that types it, and the values given.
 
-    path: ("training",), ("spikes", "loss") or ("data", "train", DOMAIN). chooser, name: how it picked its entry and
-    which; None and "" where the class is always the same. defaults: see `settings_of`.
+    path: ("training",), ("spikes", "loss"), ("data", "train", DOMAIN) or ("telemetry", "trackers", NAME). chooser,
+    name: how it picked its entry and which; None and "" where the class is always the same, None for a tracker, whose
+    key is its name. defaults: see `settings_of`.
     """
 
     path: Path
@@ -46,6 +50,10 @@ class Part:
         return self.chooser is SOURCE
 
     @property
+    def is_tracker(self) -> bool:
+        return self.path[:2] == TRACKER_MAP and len(self.path) == 3
+
+    @property
     def own(self) -> Mapping[str, Setting]:
         """The settings that hold a value here, with the defaults that hold here."""
         return settings_of(self.settings, self.defaults)
@@ -54,8 +62,7 @@ class Part:
     def keys(self) -> list[str]:
         """The keys that may stand in it."""
         own = [] if self.chooser is None else [self.chooser.key]
-        maps = DOMAIN_MAPS if self.path == ("data",) else ()
-        return [*own, *self.own, *groups_of(self.settings), *maps]
+        return [*own, *self.own, *groups_of(self.settings), *maps_of(self.settings)]
 
 
 def parts_of(document: Document) -> tuple[list[Part], list[str]]:
@@ -86,6 +93,8 @@ class _Survey:
         self._add(Part((section,), plain_sections()[section], given))
         for kind in DOMAIN_MAPS if section == "data" else ():
             self._domains(kind, self._mapping((section, kind), given.get(kind, {})))
+        if section == TRACKER_MAP[0]:
+            self._trackers(self._mapping(TRACKER_MAP, given.get(TRACKER_MAP[1], {})))
 
     def unknown_keys(self, part: Part) -> None:
         for key in part.given:
@@ -115,6 +124,17 @@ class _Survey:
                 self._named(path, SOURCE, value)
             else:
                 self._mapping(path, value)
+
+    def _trackers(self, given: Mapping[str, Any]) -> None:
+        for name in given.keys() - TRACKERS.keys():
+            guess = near(name, list(TRACKERS))
+            hint = f"did you mean {guess}?" if guess else f"expected {', '.join(TRACKERS)}"
+            self._report((*TRACKER_MAP, name), f"is not a tracker; {hint}")
+        for name, entry in TRACKERS.items():  # in one order, whatever the user's
+            value = given.get(name)  # null: without it, so that a resume can do without one that its parent had
+            if value is not None:
+                path = (*TRACKER_MAP, name)
+                self._add(Part(path, entry.settings, self._mapping(path, value), name=name))
 
     def _named(self, path: Path, chooser: NamedSection, given: Mapping[str, Any]) -> None:
         key = (*path, chooser.key)
@@ -179,6 +199,8 @@ class _Survey:
         what = "a section" if len(path) == 1 else "a group of settings"
         if path[:2] in _DOMAIN_MAPS:
             what = "a domain" if len(path) == 3 else "domains by name"
+        if path[:2] == TRACKER_MAP:
+            what = "the settings of a tracker" if len(path) == 3 else "trackers by name"
         self._report(path, f"must be {what}, a mapping of keys to values; found {shown(value)}")
         return {}
 

@@ -124,6 +124,7 @@ NAMED: Mapping[str, NamedSection] = {
 SOURCE = NamedSection("source", "text", SOURCES)
 SECTIONS = tuple(one.name for one in dataclasses.fields(RunConfig))
 DOMAIN_MAPS = ("train", "validation")
+TRACKER_MAP = ("telemetry", "trackers")
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,12 @@ def settings_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Setting]:
     """The keys of a settings class that hold a value, in their order.
 
     defaults: an instance of `cls` whose values are the defaults; None = those of the class. The groups of `cls`, and
-    the domain maps of `data`, are not among them.
+    its maps, are not among them.
     """
     hints = typing.get_type_hints(cls)
     found = {}
     for one in dataclasses.fields(cls):
-        if _is_group(hints[one.name]) or (cls is DataSettings and one.name in DOMAIN_MAPS):
+        if _is_group(hints[one.name]) or _is_map(hints[one.name]):
             continue
         default = _default(one) if defaults is None else getattr(defaults, one.name)
         if default == "???":
@@ -182,6 +183,11 @@ def groups_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Group]:
     return found
 
 
+def maps_of(cls: type[Any]) -> list[str]:
+    """The keys of a settings class that hold settings by a name that the user gives: the domains, the trackers."""
+    return [name for name, annotation in typing.get_type_hints(cls).items() if _is_map(annotation)]
+
+
 @cache
 def depth_of(section: str) -> int:
     """How many names the longest key of a section has; 2 for `training.seed`, and for a section that there is not."""
@@ -201,3 +207,7 @@ def _default(one: dataclasses.Field[Any]) -> Any:
 
 def _is_group(annotation: Any) -> bool:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def _is_map(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is dict

@@ -1,6 +1,7 @@
 """Rows for a person's eyes: nothing here answers for the run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from pretrain.registry import limited
 
@@ -16,6 +17,7 @@ class TelemetrySettings:
     enable_block_grad_norms: one gradient norm per block in the CSV, at `telemetry_log_interval`.
     gpu_metrics_backend: `nvml` reads the GPU's sensors, `none` does not.
     nvml_device_index: NVML's own index of the GPU to read; null = the GPU that trains, found by UUID.
+    trackers: services and tools that are shown the rows while the run goes on, each with its own settings.
     """
 
     csv_log_path: str = "telemetry.csv"
@@ -25,3 +27,4 @@ class TelemetrySettings:
     enable_block_grad_norms: bool = False
     gpu_metrics_backend: str = limited("none", choices=("none", "nvml"))
     nvml_device_index: int | None = limited(None, at_least=0)
+    trackers: dict[str, Any] = field(default_factory=dict)
