@@ -17,6 +17,7 @@ from pretrain.config.settings import (
     settings_of,
 )
 from pretrain.policy.fault_plan import KINDS
+from pretrain.telemetry.trackers import TRACKERS
 
 TRICKY = [
     *("no", "y", "true", "null", "~", "010", "0x1f", "1e3", ".5", "1_000", ".nan", "12:30", "2026-01-01"),
@@ -118,6 +119,9 @@ def texts(draw: Any) -> str:
         tree["task"]["patch_samples"] %= 2**40
         tree["task"]["patch_samples"] += 1
     tree["data"]["sequence_length"] = 2 * draw(st.integers(1, 9)) * tree["task"].get("patch_samples", 1)
+    tree["telemetry"]["trackers"] = {
+        name: draw(_settings(entry.settings)) for name, entry in TRACKERS.items() if draw(st.booleans())
+    }
     tree["training"]["use_amp"] = None
     thermal = tree["thermal"]
     names = [f"gpu_temp_{name}_threshold_c" for name in ("resume", "pause", "critical")]

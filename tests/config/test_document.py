@@ -7,6 +7,7 @@ import pytest
 
 from pretrain.config import document
 from pretrain.config.settings import NAMED, SECTIONS, SOURCE, groups_of, plain_sections, settings_of
+from pretrain.telemetry.trackers import TRACKERS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -33,6 +34,13 @@ def test_every_key_and_every_entry_is_in_it() -> None:
             _, _, own = text.partition(f"\n### {section}.{name}\n")
             for key in settings_of(group.settings):
                 assert f"| `{key}` | " in own.partition("\n#")[0]
+
+
+def test_every_tracker_is_in_it() -> None:
+    own = document.text().partition("\n### telemetry.trackers.NAME\n")[2].partition("\n## ")[0]
+    for name, entry in TRACKERS.items():
+        assert f"\n**{name}**: " in own
+        assert all(f"| `{key}` | " in own for key in settings_of(entry.settings))
 
 
 def test_a_group_is_documented_with_the_defaults_of_its_place() -> None:

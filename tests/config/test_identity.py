@@ -29,6 +29,7 @@ ALLOWED = [
     "checkpoint.keep_every_n_steps=50",
     "telemetry.gradient_log_interval=1",
     "telemetry.csv_log_path=/tmp/other.csv",
+    "telemetry.trackers.tensorboard.folder=/tmp/curves",
     "thermal.gpu_temp_pause_threshold_c=80",
     "data.train.corpus.path=moved.txt",
     "data.validation.corpus.path=moved.txt",
@@ -115,6 +116,14 @@ def test_a_raised_end_keeps_the_schedule() -> None:
     assert identity(child) == identity(config())
     # A run that was meant to take 40 steps from the start decays later: another run.
     assert identity(config("training.max_steps=40")) != identity(config())
+
+
+def test_a_tracker_may_come_and_go() -> None:
+    parent = config("telemetry.trackers={wandb: {project: x}}")
+    child = resumed(parent, ["telemetry.trackers.wandb=null", "telemetry.trackers.tensorboard={}"])
+    assert list(child.telemetry.trackers) == ["tensorboard"]
+    assert len({identity(one) for one in (config(), parent, child)}) == 1
+    assert to_yaml(resumed(child, ["telemetry.trackers.tensorboard=null"])) == to_yaml(config())
 
 
 def test_nothing_changed_is_no_difference() -> None:

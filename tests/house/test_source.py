@@ -44,6 +44,8 @@ FORBIDDEN_OF = {
     "json": {"load", "dump"},
     "yaml": {"load", "unsafe_load", "full_load", "dump"},
 }
+# A thread of its own takes whatever a foreign library raises, and the training tells of it: see the comment there.
+CATCHES_ALL = {"telemetry/trackers/feed.py"}
 WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC", "O_TMPFILE"}
 
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in MODULES}
@@ -126,6 +128,7 @@ def wholesale(tree: ast.AST) -> Iterator[str]:
 
 def test_no_exception_is_caught_wholesale() -> None:
     found = {name: list(wholesale(tree)) for name, tree in TREES.items()}
+    assert [len(found.pop(name)) for name in sorted(CATCHES_ALL)] == [1]
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 

@@ -21,9 +21,9 @@ class TensorBoardSettings:
 
 
 class TensorBoardTracker:
-    """Writes scalars, as float32, with the library's own writer.
+    """Writes scalars, as float32, with the library's own writer: its files are no evidence, and none of files.py.
 
-    Its files are no evidence, so that files.py has no part in them. What was undone is purged: a START of the session at step n hides all that was written before of step n and later.
+    What was undone is purged: a START of the session at step n hides all that was written before of step n and later.
     """
 
     def __init__(self, settings: TensorBoardSettings, run: TrackedRun) -> None:

@@ -9,6 +9,7 @@ from pretrain.telemetry.trackers.tracker import TrackedRun
 
 # At the end of the process the library waits for its uploads as well, without an end unless it is given one.
 _FINISH_SECONDS = 4
+_FLUSH_SECONDS = 1  # until others see a row; the library's own process writes it even when this one is killed
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class WandbTracker:
             save_code=False,
             finish_timeout=_FINISH_SECONDS,
             x_disable_stats=True,
+            x_transaction_log_flush_interval=_FLUSH_SECONDS,
         )
         self._attempt, self._times_back = run.attempt, 0
         self._run = wandb.init(
