@@ -26,7 +26,7 @@ WARM_STEPS, STEPS = STRETCH, 4 * STRETCH
 ADDED_BAR = 0.02
 
 PIECES: tuple[Piece, ...] = (
-    ("activations, in the forward pass", activations, "_mean_square_and_largest"),
+    ("activations, in the forward pass", activations, "_norm_count_and_largest"),
     ("attention, in the forward pass", attention, "_entropy_and_largest_logit"),
     ("hooks set and taken off", Watch, "watching"),
     ("blocks, rows and alarms", Watch, "record"),

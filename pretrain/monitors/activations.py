@@ -31,7 +31,7 @@ class Activations:
         if not self._modules:
             return {"rms": {}, "largest": {}}
         rows = [torch.stack(self._seen[name]) for name, _ in self._modules]
-        read = torch.stack([torch.stack((row[:, 0].mean().sqrt(), row[:, 1].amax())) for row in rows]).tolist()
+        read = torch.stack([torch.stack((_rms(row), row[:, 2].amax())) for row in rows]).tolist()
         names = [name for name, _ in self._modules]
         return {
             "rms": {name: rms for name, (rms, _) in zip(names, read, strict=True)},
@@ -41,12 +41,18 @@ class Activations:
     @staticmethod
     def _hook(seen: list[torch.Tensor]) -> Any:
         def read(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            seen.append(_mean_square_and_largest(output.detach()))
+            seen.append(_norm_count_and_largest(output.detach()))
 
         return read
 
 
-def _mean_square_and_largest(output: torch.Tensor) -> torch.Tensor:
+def _norm_count_and_largest(output: torch.Tensor) -> torch.Tensor:
     norm = torch.linalg.vector_norm(output, dtype=torch.float32)
     low, high = torch.aminmax(output)
-    return torch.stack((norm.square() / output.numel(), torch.maximum(-low, high).float()))
+    return torch.stack((norm, torch.full_like(norm, output.numel()), torch.maximum(-low, high).float()))
+
+
+def _rms(row: torch.Tensor) -> torch.Tensor:
+    """Over all elements of all micro-batches, which need not be of one size."""
+    rms: torch.Tensor = torch.linalg.vector_norm(row[:, 0]) / row[:, 1].sum().sqrt()
+    return rms

@@ -80,16 +80,18 @@ def _entropy_and_largest_logit(
 
 
 def _spread(positions: int, device: torch.device) -> torch.Tensor:
-    """Return up to QUERIES positions; the first sees itself alone, which has no entropy, and is left out."""
-    count = min(QUERIES, positions - 1)
-    return torch.linspace(1, positions - 1, count, device=device).round().long()
+    """Return up to QUERIES positions; the first, which sees itself alone, is left out unless there is no other."""
+    first = min(1, positions - 1)
+    count = min(QUERIES, positions - first)
+    return torch.linspace(first, positions - 1, count, device=device).round().long()
 
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:
     logs = torch.log_softmax(logits, dim=-1)
     entropies = -(logs.exp() * logs.clamp(min=-math.log(torch.finfo(logs.dtype).max))).sum(dim=-1)
-    seen = torch.isfinite(logits).sum(dim=-1)
-    return (entropies / seen.clamp(min=2).to(entropies.dtype).log()).mean()
+    seen = (logits != -math.inf).sum(dim=-1)
+    # Of one position alone every attention is the even one.
+    return torch.where(seen > 1, entropies / seen.clamp(min=2).to(entropies.dtype).log(), 1.0).mean()
 
 
 def _largest(logits: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,9 @@ class Blocks:
         if updates is not None:
             rows.append(updates.double())
         squares = torch.stack(rows).square()
-        # A table of ones and zeros in the place of index_add_, which has no order of its own on a GPU.
-        sums = squares @ torch.nn.functional.one_hot(self._of_block, len(self._names)).to(squares)
-        read = sums.sqrt().tolist()
+        # A table in the place of index_add_, which has no order of its own on a GPU. It chooses and does not multiply,
+        # as zero times infinity would make every block of the one whose norm overflows.
+        owned = torch.nn.functional.one_hot(self._of_block, len(self._names)).to(squares.device, torch.bool)
+        read = torch.where(owned, squares[:, :, None], 0.0).sum(dim=1).sqrt().tolist()
         measures = ("gradient_norm", "parameter_norm", "update_norm")
         return {measure: dict(zip(self._names, row, strict=True)) for measure, row in zip(measures, read, strict=False)}

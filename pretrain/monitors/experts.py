@@ -39,17 +39,18 @@ class Experts:
     def values(self) -> Measured:
         """Return `load`, the share of the choices that fell on each expert, by router; waits for the device once.
 
-        The subject of expert 3 of router R is `R.3`.
+        The subject of expert 3 of router R is `R.3`. A router that had nothing to choose for has no load.
         """
-        counts = [torch.stack(self._seen[name]).sum(dim=0) for name, _ in self._routers]
-        together = torch.cat(counts).tolist() if counts else []
-        ends = itertools.accumulate((len(row) for row in counts), initial=0)
+        counts = {name: torch.stack(seen).sum(dim=0) for name, seen in self._seen.items() if seen}
+        together = torch.cat(list(counts.values())).tolist() if counts else []
+        ends = itertools.accumulate((len(row) for row in counts.values()), initial=0)
         read = [together[begin:end] for begin, end in itertools.pairwise(ends)]
         return {
             "load": {
                 f"{name}.{expert}": count / sum(row)
-                for (name, _), row in zip(self._routers, read, strict=True)
+                for name, row in zip(counts, read, strict=True)
                 for expert, count in enumerate(row)
+                if any(row)
             }
         }
 

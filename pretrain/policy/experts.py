@@ -14,7 +14,8 @@ DEAD_AFTER_STEPS = 100
 def judge_experts(values: Measured, known: Known, raised: Raised, step: int) -> tuple[tuple[Observation, ...], Known]:
     """Raise `dead_expert` for one whose share has been below a quarter of an equal one for a hundred steps.
 
-    values: `load` by expert, named ROUTER.NUMBER. Raised, it ends once the share is above half of an equal one.
+    values: `load` by expert, named ROUTER.NUMBER; one that is not finite tells nothing. Raised, it ends once the share
+    is at least half of an equal one.
     """
     seen: list[Observation] = []
     after = dict(known)
@@ -23,6 +24,9 @@ def judge_experts(values: Measured, known: Known, raised: Raised, step: int) -> 
             key = f"experts {router}.{expert}"
             is_raised = ("dead_expert", f"{router}.{expert}") in raised
             least = STARVED * (2 if is_raised else 1) / len(shares)
+            if not math.isfinite(share):
+                seen.append(Observation("dead_expert", False, share, least, f"{router}.{expert}"))
+                continue
             if share >= least:
                 after.pop(key, None)
                 seen.append(Observation("dead_expert", False, share, least, f"{router}.{expert}"))
@@ -37,7 +41,7 @@ def load_entropy(values: Measured) -> dict[str, float]:
     """Return the entropy of each router's load as a share of that of equal loads: 1 where all work alike."""
     found = {}
     for router, shares in _by_router(values["load"]).items():
-        entropy = -math.fsum(share * math.log(share) for share in shares.values() if share > 0)
+        entropy = math.fsum(-share * math.log(share) for share in shares.values() if share > 0)
         found[router] = entropy / math.log(len(shares)) if len(shares) > 1 else 1.0
     return found
 

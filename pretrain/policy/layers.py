@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from statistics import median
 
 from pretrain.policy.alarms import Observation
 from pretrain.policy.measured import Known, Measured, Raised, against_past
@@ -18,14 +19,16 @@ LARGEST_ACTIVATION: Mapping[str, float] = {"float16": 65504.0 / 4}
 LEAST_ENTROPY = 0.05
 # Logits beyond this make a softmax that is 1 in one place, whose gradient is lost.
 LARGEST_LOGIT = 100.0
-_SMALLEST = 1e-30
+_SMALLEST, _GREATEST = 1e-30, 1e30
 
 
 def judge_blocks(values: Measured, known: Known, raised: Raised, step: int, blocks: tuple[str, ...]) -> Judged:
-    """Compare every block with the mean of the others, and that with how it was before.
+    """Compare every block with the median of the others, and that with how it was before.
 
-    What all blocks do together, as at a new learning rate, is nothing here. gradient_norm: `block_gradient_high` and
-    `block_gradient_low`; update_norm over parameter_norm: `block_update_high`.
+    What all blocks do together, as at a new learning rate, is nothing here. Of two blocks, one that leaves the other
+    behind is one that the other stays behind; of four and more, one alone cannot move the median.
+
+    gradient_norm: `block_gradient_high` and `block_gradient_low`; update_norm over parameter_norm: `block_update_high`.
     """
     seen: list[Observation] = []
     after = dict(known)
@@ -81,9 +84,14 @@ def _over(alarm: str, subject: str, value: float, limit: float, raised: Raised) 
 
 
 def _against_others(values: Mapping[str, float]) -> dict[str, float]:
-    """Return each value over the geometric mean of the others; nothing for one alone, or where one is not finite."""
+    """Return each value over the median of the others, by their logarithms, so that of two it is the geometric mean.
+
+    Nothing for one alone, or where one is not finite.
+    """
     if len(values) < 2 or not all(math.isfinite(value) for value in values.values()):
         return {}
-    logs = {name: math.log(max(value, _SMALLEST)) for name, value in values.items()}
-    total, others = math.fsum(logs.values()), len(logs) - 1
-    return {name: math.exp(own - (total - own) / others) for name, own in logs.items()}
+    # Within bounds whose ratio, and one over it, are numbers.
+    logs = {name: math.log(min(max(value, _SMALLEST), _GREATEST)) for name, value in values.items()}
+    return {
+        name: math.exp(own - median(log for other, log in logs.items() if other != name)) for name, own in logs.items()
+    }

@@ -11,6 +11,8 @@ Counts = Mapping[str, int]
 DEVIATIONS = 5.0
 # A drift that is smaller than this says nothing to anybody, however sure it is.
 LEAST_DRIFT = 0.005
+# The part of what is allowed to which a drift must come back.
+RECOVERED = 0.6
 
 
 def add_counts(counts: Counts, known: Known) -> Known:
@@ -24,7 +26,9 @@ def judge_mixture(
     """Return the shares since the last look, what the alarms see in them, and what is known: the counts begin again.
 
     expected: the share of each domain, of sum 1. `mixture_drift` is raised for a domain whose share is off by more
-    than five standard deviations, and ends below three. value: how far it is off, threshold: how far it may be.
+    than five standard deviations and what Bernstein's inequality adds for a rare one, of which chance draws several at
+    a time more often than a normal law knows; it ends below 0.6 of that. value: how far it is off, threshold: how far
+    it may be.
     """
     counts = {name: known.get(_key(name), (0.0,))[0] for name in expected}
     total = sum(counts.values())
@@ -34,8 +38,8 @@ def judge_mixture(
     shares = {name: count / total for name, count in counts.items()}
     seen = []
     for name, share in expected.items():
-        deviations = 3.0 if ("mixture_drift", name) in raised else DEVIATIONS
-        allowed = max(deviations * math.sqrt(share * (1 - share) / total), LEAST_DRIFT)
+        chance = DEVIATIONS * math.sqrt(share * (1 - share) / total) + DEVIATIONS**2 / (6 * total)
+        allowed = max(chance, LEAST_DRIFT) * (RECOVERED if ("mixture_drift", name) in raised else 1)
         off = abs(shares[name] - share)
         seen.append(Observation("mixture_drift", off > allowed, off, allowed, name))
     return shares, tuple(seen), after

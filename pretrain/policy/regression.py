@@ -26,6 +26,6 @@ def judge_regression(
             share = RECOVERED if ("validation_regression", name) in raised else REGRESSED
             allowed = best + share * abs(best)
             seen.append(Observation("validation_regression", loss > allowed, loss, allowed, name))
-        if loss < best:
+        if math.isfinite(loss) and loss < best:
             after[key] = (loss,)
     return tuple(seen), after
