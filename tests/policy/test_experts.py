@@ -99,9 +99,9 @@ def test_a_load_that_is_balanced_but_for_chance_raises_nothing_in_a_thousand_loo
 
 
 def test_routers_are_judged_by_their_own_number_of_experts():
-    values = {"load": load(0.2, 0.8, router="a.b")["load"] | load(*[0.124] * 8, 0.008, router="c")["load"]}
+    values = {"load": load(0.2, 0.8, router="a.b")["load"] | load(*[0.124] * 8, 0.008, router="a.c")["load"]}
     told, _ = story((step, values) for step in (20, 120))
-    assert told == [(120, "raised", "c.8")]  # a fifth of two is no quarter's less, 0.008 of nine is
+    assert told == [(120, "raised", "a.c.8")]  # a fifth of two is no quarter's less, 0.008 of nine is
     (first, *_), _ = judge_experts(values, {}, (), 20)
     assert (first.subject, first.threshold) == ("a.b.0", 0.125)
 
@@ -129,7 +129,7 @@ def test_the_entropy_of_a_load_is_a_share_of_that_of_equal_loads(shares, entropy
 
 def test_what_is_known_goes_through_json_and_back():
     _, known = judge_experts(load(0.0, 1.0), {"of another": (2.0, 3.0)}, (), 7)
-    assert known == {"of another": (2.0, 3.0), "experts r.0": (7.0,)}
+    assert repr(known) == repr({"of another": (2.0, 3.0), "experts r.0": (7.0,)})  # a float, as all that is kept
     assert {k: tuple(v) for k, v in json.loads(json.dumps(known, allow_nan=False)).items()} == known
 
 
