@@ -222,8 +222,8 @@ def test_a_validation_that_becomes_worse(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_training_data_that_is_mixed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that gives one domain first, as a loader without a shuffle would."""
-    domains = ("data.train.signals.windows=300", "data.train.noise={source: synthetic-iq, windows: 90}")
-    run = (*QUICK, *OFTEN, *domains, "training.batch_size=4")
+    domains = ("data.train.signals.windows=600", "data.train.noise={source: synthetic-iq, windows: 180}")
+    run = (*QUICK, *OFTEN, *domains, "training.batch_size=8")
     assert train(tiny(tmp_path, "iq", *run, run="shuffled")).verdict == "done"
     assert "mixture_drift" not in raised(tmp_path / "shuffled")
     real = loader.consecutive

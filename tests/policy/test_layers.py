@@ -19,8 +19,10 @@ from pretrain.policy.layers import (
     judge_attention,
     judge_blocks,
 )
+from pretrain.policy.measured import WARMUP_STEPS
 
 NAN, INF = math.nan, math.inf
+LATE = WARMUP_STEPS + 1
 derandomised = settings(derandomize=True, deadline=None, max_examples=60)
 
 
@@ -46,7 +48,7 @@ def blocks_after(history, raised=(), known=None):
     known, seen = known or {}, ()
     for values in history:
         seen, known = judge_blocks(
-            values, known, raised, tuple(f"b{n}" for n in range(len(values["gradient_norm"]) - 1))
+            values, known, raised, LATE, tuple(f"b{n}" for n in range(len(values["gradient_norm"]) - 1))
         )
     return seen, known
 
@@ -123,7 +125,7 @@ def test_updates_that_were_not_measured_are_not_judged_and_what_is_known_of_them
 def test_one_block_alone_has_nothing_to_stand_out_from(blocks):
     seen, known = (), {}
     for value in [1.0] * 8 + [1e9]:
-        seen, known = judge_blocks(norms([value], [value]), known, (), blocks)
+        seen, known = judge_blocks(norms([value], [value]), known, (), LATE, blocks)
     assert (seen, known) == ((), {})
 
 
@@ -131,7 +133,7 @@ def test_a_raised_block_ends_below_four_times_and_does_not_flap_in_between():
     raised = {("block_gradient_high", "b0")}
     for factor, is_out in ((15.0, True), (4.1, True), (3.9, False)):
         seen, _ = blocks_after(HEALTHY)[1], None
-        found, _ = judge_blocks(norms([factor, 2.0, 3.0, 4.0]), seen, raised, ("b0", "b1", "b2", "b3"))
+        found, _ = judge_blocks(norms([factor, 2.0, 3.0, 4.0]), seen, raised, LATE, ("b0", "b1", "b2", "b3"))
         assert (("block_gradient_high", "b0") in out(found)) is is_out
         assert ("block_gradient_low", "b0") not in out(found)
 
@@ -141,7 +143,7 @@ def test_blocks_that_drift_apart_slowly_raise_nothing_and_an_exponential_one_doe
         known, told = {}, []
         for look in range(100):
             values = norms([min(growth**look, 1e25), 1.0, 1.0, 1.0])
-            seen, known = judge_blocks(values, known, (), ("b0", "b1", "b2", "b3"))
+            seen, known = judge_blocks(values, known, (), LATE, ("b0", "b1", "b2", "b3"))
             told += [(look, *one) for one in out(seen)]
         assert (told[0] if told else None) == (None if first is None else (first, "block_gradient_high", "b0"))
 
@@ -151,7 +153,7 @@ def test_noise_of_a_healthy_run_raises_nothing():
     history = (norms(*[[drawn.lognormvariate(0, 0.4) for _ in range(6)] for _ in range(2)]) for _ in range(1000))
     known = {}
     for values in history:
-        seen, known = judge_blocks(values, known, (), tuple(f"b{number}" for number in range(6)))
+        seen, known = judge_blocks(values, known, (), LATE, tuple(f"b{number}" for number in range(6)))
         assert not out(seen)
     assert {len(past) for past in known.values()} == {16}
     assert len(known) == 18
@@ -164,7 +166,7 @@ def shape(rms, largest=1.0):
 def activations_after(values, known=None, raised=(), precision="float32"):
     known, seen = known or {}, ()
     for one in values:
-        seen, known = judge_activations(one, known, raised, precision)
+        seen, known = judge_activations(one, known, raised, LATE, precision)
     return seen, known
 
 
@@ -198,7 +200,7 @@ def test_activations_that_grow_slowly_are_healthy_and_an_explosion_is_seen_looks
         value = growth**look
         if overflow is None and value > 65504:
             overflow = look
-        seen, known = judge_activations(shape(value), known, (), "float32")
+        seen, known = judge_activations(shape(value), known, (), LATE, "float32")
         told += [look] * bool(out(seen))
     assert (told[0] if told else None) == first
     if first is not None:
@@ -221,7 +223,7 @@ def test_activations_that_grow_slowly_are_healthy_and_an_explosion_is_seen_looks
     ],
 )
 def test_the_range_of_float16_is_watched_from_the_first_look_and_of_no_other_type(precision, largest, raised, is_out):
-    seen, _ = judge_activations(shape(1.0, largest), {}, raised, precision)
+    seen, _ = judge_activations(shape(1.0, largest), {}, raised, LATE, precision)
     assert out(seen) == [("activation_range", "b0")] * is_out
     assert any(one.name == "activation_range" for one in seen) is (precision == "float16")
 
@@ -287,8 +289,8 @@ def test_any_floats_are_judged_without_a_change_of_what_was_given_and_little_is_
         given_in = copy.deepcopy((blocks, flat, looked, known, raised))
 
         def all_rules(known=known, blocks=blocks, flat=flat, looked=looked):
-            seen, known = judge_blocks(blocks, known, raised, names)
-            more, known = judge_activations(flat, known, raised, precision)
+            seen, known = judge_blocks(blocks, known, raised, LATE, names)
+            more, known = judge_activations(flat, known, raised, LATE, precision)
             last, known = judge_attention(looked, known, raised)
             return (*seen, *more, *last), known
 

@@ -8,22 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.policy.alarms import Observation
-from pretrain.policy.measured import against_past
+from pretrain.policy.measured import WARMUP_STEPS, against_past
 
 NAN, INF = math.nan, math.inf
+# Any step behind the first hundred.
+LATE = WARMUP_STEPS + 1
 RAISED = {("wide", "a")}
 derandomised = settings(derandomize=True, deadline=None, max_examples=80)
 
 
 def judge(value, past, raised=(), factor=16.0):
-    return against_past("wide", "a", value, "key", {"key": tuple(past)}, raised, factor=factor)
+    return against_past("wide", "a", value, "key", {"key": tuple(past)}, raised, step=LATE, factor=factor)
 
 
 def looks(values, factor=16.0):
     """Judge one value after the other; return the number of each look that stands out, and what is known then."""
     known, raised, out = {}, set(), []
     for number, value in enumerate(values):
-        seen, known["key"] = against_past("wide", "a", value, "key", known, raised, factor=factor)
+        seen, known["key"] = against_past("wide", "a", value, "key", known, raised, step=LATE, factor=factor)
         if seen and seen[0].is_out:
             out.append(number)
             raised = RAISED
@@ -85,7 +87,7 @@ def test_sixteen_looks_are_remembered_and_the_oldest_goes_first():
 
 
 def test_another_key_is_not_read():
-    assert against_past("wide", "a", 99.0, "key", {"other": (1.0,) * 9}, (), factor=2.0) == ((), (99.0,))
+    assert against_past("wide", "a", 99.0, "key", {"other": (1.0,) * 9}, (), step=LATE, factor=2.0) == ((), (99.0,))
 
 
 def test_a_raised_alarm_does_not_come_and_go_at_the_threshold():
@@ -146,3 +148,11 @@ def test_any_floats_are_judged_alike_each_time_and_at_most_sixteen_are_kept(valu
         assert len(after) <= 16
         assert all(math.isfinite(number) for number in after)
         known = {"key": after}
+
+
+@pytest.mark.parametrize(("step", "judged"), [(1, False), (WARMUP_STEPS, False), (WARMUP_STEPS + 1, True)])
+def test_in_the_first_hundred_steps_nothing_is_judged_and_all_is_remembered(step: int, judged: bool) -> None:
+    past = (1.0,) * 9
+    seen, after = against_past("wide", "a", 1000.0, "key", {"key": past}, (), step=step, factor=2.0)
+    assert [one.is_out for one in seen] == ([True] if judged else [])
+    assert after == (past if judged else (*past, 1000.0))
