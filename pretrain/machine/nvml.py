@@ -16,14 +16,14 @@ _OFF = "or set telemetry.gpu_metrics_backend=none"
 class Reading:
     """What the sensors say now; None = this one cannot be read here.
 
-    temperature_c: degrees Celsius. power_w: watts. utilization: per cent of the time that a kernel ran.
+    temperature_c: degrees Celsius. power_w: watts. utilization: per cent of the time that a kernel ran. clock_mhz: of
+    the streaming multiprocessors, in MHz.
     """
 
     temperature_c: float | None
     power_w: float | None
     utilization: float | None
-    sm_clock_mhz: float | None
-    memory_clock_mhz: float | None
+    clock_mhz: float | None
 
 
 class Sensors:
@@ -66,8 +66,7 @@ class Sensors:
             temperature_c=attempt("temperature", self._temperature),
             power_w=attempt("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
             utilization=attempt("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            sm_clock_mhz=attempt("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=attempt("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            clock_mhz=attempt("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         )
         self._tell(failures)
         return reading

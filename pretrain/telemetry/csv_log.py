@@ -18,7 +18,8 @@ COLUMNS = (
     *("attempt", "step", "batch", "loss", "learning_rate"),
     *("gradient_norm", "gradient_norm_clipped", "clip_ratio", "update_norm", "supervised"),
     *("tokens_per_second", "data_seconds", "compute_seconds", "optimizer_seconds", "evidence_seconds"),
-    *("loss_scale", "memory_bytes", "gpu_temperature_c", "gpu_power_w", "gpu_utilization", "mfu", "action"),
+    *("loss_scale", "memory_bytes", "gpu_temperature_c", "gpu_power_w", "gpu_utilization", "gpu_clock_mhz"),
+    *("mfu", "action"),
 )
 _BLOCK = 1 << 16
 _values = attrgetter(*COLUMNS)

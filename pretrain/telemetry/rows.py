@@ -79,6 +79,7 @@ class RowMaker:
             gpu_temperature_c=reading.temperature_c if reading else None,
             gpu_power_w=reading.power_w if reading else None,
             gpu_utilization=reading.utilization if reading else None,
+            gpu_clock_mhz=reading.clock_mhz if reading else None,
             mfu=self._utilization.share(timing.tokens_per_second),
             block_gradient_norms=block_gradient_norms,
             seconds_left=timing.seconds_left,

@@ -32,6 +32,7 @@ class StepRow:
     update_norm: of the change of the parameters.
     supervised: tokens or predicted samples that the loss is over; tokens_per_second: of the same unit.
     loss_scale: of float16. mfu: share of the device's peak, None where that is unknown. gpu_utilization: per cent.
+    gpu_clock_mhz: of the streaming multiprocessors.
     block_gradient_norms: one per block in the model's order, or empty.
     seconds_left: until max_steps; for the screen, not a column.
     """
@@ -57,6 +58,7 @@ class StepRow:
     gpu_temperature_c: float | None = None
     gpu_power_w: float | None = None
     gpu_utilization: float | None = None
+    gpu_clock_mhz: float | None = None
     mfu: float | None = None
     block_gradient_norms: tuple[float | None, ...] = ()
     seconds_left: float | None = None

@@ -44,7 +44,7 @@ class FakeSensors:
         return cls.readings[min(number, len(cls.readings) - 1)]
 
     def read(self) -> Reading:
-        return Reading(None, None, None, None, None)
+        return Reading(None, None, None, None)
 
     def close(self) -> None:
         FakeSensors.closed += 1

@@ -16,13 +16,14 @@ READS = {
     "temperature_c": ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
     "power_w": ("nvmlDeviceGetPowerUsage",),
     "utilization": ("nvmlDeviceGetUtilizationRates",),
+    "clock_mhz": ("nvmlDeviceGetClockInfo",),
 }
 
 
 class FakeNvml(types.ModuleType):
     """The calls that are used, over GPUS and a slice of the last one; `failing` names those that raise."""
 
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
 
     class NVMLError(Exception):
         pass
@@ -79,7 +80,7 @@ class FakeNvml(types.ModuleType):
 
     def nvmlDeviceGetClockInfo(self, handle, clock):  # noqa: N802
         self._call("nvmlDeviceGetClockInfo")
-        return {1: 1980, 2: 2619}[clock]
+        return {1: 1980}[clock]
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def sensors(device=CUDA, index=None) -> tuple[Sensors, list[str]]:
 
 def test_every_sensor_in_its_unit(fake):
     opened, told = sensors()
-    assert opened.read() == Reading(40.0, 312.5, 97.0, 1980.0, 2619.0)
+    assert opened.read() == Reading(40.0, 312.5, 97.0, 1980.0)
     assert told == []
 
 
@@ -160,9 +161,9 @@ def test_s47_a_reading_that_fails_is_empty_with_one_warning(fake, name, error):
 
 def test_a_gpu_that_is_lost_gives_empty_cells_and_one_warning_in_all(fake):
     opened, told = sensors()
-    for calls in (*READS.values(), ("nvmlDeviceGetClockInfo", "nvmlShutdown")):
+    for calls in (*READS.values(), ("nvmlShutdown",)):
         fake.failing.update(dict.fromkeys(calls, "GPU is lost"))
-    assert [opened.read() for _ in range(2)] == [Reading(None, None, None, None, None)] * 2
+    assert [opened.read() for _ in range(2)] == [Reading(None, None, None, None)] * 2
     assert len(told) == 1
     opened.close()
 
@@ -202,7 +203,7 @@ def test_close_lets_go_once(fake):
 
 def test_the_real_binding_has_every_name_that_the_fake_has():
     names = [name for name in vars(FakeNvml) if name.lower().startswith("nvml")]
-    assert len(names) == 14
+    assert len(names) == 13
     assert [name for name in names if not hasattr(real_pynvml, name)] == []
 
 
