@@ -124,14 +124,18 @@ class Sensors:
                 f" {device.type}; name a GPU with telemetry.nvml_device_index, {_OFF}"
             )
         uuid = str(torch.cuda.get_device_properties(device).uuid)
+        said = []
         # PyTorch leaves out the prefix that says whether the UUID is a whole GPU's or a slice's.
         for prefix in ("GPU-", "MIG-"):
-            with contextlib.suppress(nvml.NVMLError):
+            try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(prefix + uuid)
+            except nvml.NVMLError as error:
+                said.append(f"{prefix}{uuid}: {error}")
+            else:
                 return handle if prefix == "GPU-" else self._whole(handle)
         raise ConfigError(
-            f"telemetry.gpu_metrics_backend: NVML knows no GPU of the UUID {uuid} that PyTorch trains on;"
-            f" name it with telemetry.nvml_device_index (see `nvidia-smi -L`), {_OFF}"
+            f"telemetry.gpu_metrics_backend: NVML knows no GPU of the UUID {uuid} that PyTorch trains on"
+            f" ({', '.join(said)}); name it with telemetry.nvml_device_index (see `nvidia-smi -L`), {_OFF}"
         )
 
     def _whole(self, slice_handle: Any) -> Any:

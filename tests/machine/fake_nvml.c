@@ -1,5 +1,5 @@
 /* libnvidia-ml.so.1 for tests. FAKE_NVML names a file of words and numbers: "init N", "handle N", "whole N", "newer N"
-   and "read N" are errors to return; "temperatures A B C" are the readings in their order, of which the last stays, and
+   "read N", "power N", "utilization N" and "clock N" are errors to return; "temperatures A B C" are the readings in their order, of which the last stays, and
    1000 + N among them is error N; "GPU-bbbb N" is what one GPU always says. */
 #include <ctype.h>
 #include <stdio.h>
@@ -55,3 +55,18 @@ int nvmlDeviceGetTemperatureV(void *device, reading_t *reading) {
 }
 
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) { return measure(device, (int *)degrees); }
+
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    *milliwatts = 312500;
+    return control("power", 0, 0);
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, unsigned rates[2]) {
+    rates[0] = 97, rates[1] = 40;
+    return control("utilization", 0, 0);
+}
+
+int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
+    *mhz = kind == 1 ? 1980 : 2619; /* 1 = NVML_CLOCK_SM */
+    return control("clock", 0, 0);
+}

@@ -24,6 +24,7 @@ class FakeNvml(types.ModuleType):
     """The calls that are used, over GPUS and a slice of the last one; `failing` names those that raise."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+    not_found: object = "Not Found"
 
     class NVMLError(Exception):
         pass
@@ -54,7 +55,7 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         self._call("nvmlDeviceGetHandleByUUID")
         if uuid not in (*GPUS, "MIG-dddd"):
-            raise self.NVMLError("Not Found")
+            raise self.NVMLError(self.not_found)
         return uuid
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):  # noqa: N802

@@ -33,6 +33,8 @@ import torch
 from pretrain.errors import ConfigError
 from pretrain.machine.nvml import Sensors
 
+CELLS = ("temperature_c", "power_w", "utilization", "clock_mhz")
+
 def ask(text, device="cpu", index=0):
     open(os.environ["FAKE_NVML"], "w").write(text)
     told = []
@@ -41,11 +43,13 @@ def ask(text, device="cpu", index=0):
     except ConfigError as error:
         return {"refused": str(error)}
     found = [sensors.temperature_c() for _ in range(2)]
+    cells = [[getattr(reading, name) for name in CELLS] for reading in (sensors.read(), sensors.read())]
     sensors.close()
-    return {"found": found, "told": told}
+    return {"found": found, "told": told, "cells": cells}
 
 errors, uuids, visible = json.loads(sys.argv[1])
-answer = {f"{call} {code}": ask(f"{call} {code}") for call in ("init", "handle", "read", "newer") for code in errors}
+calls = ("init", "handle", "read", "newer", "power", "utilization", "clock")
+answer = {f"{call} {code}": ask(f"{call} {code}") for call in calls for code in errors}
 degrees = "GPU-aaaa 30 GPU-bbbb 40 GPU-cccc 50 MIG-dddd 61"
 for words in visible:
     os.environ["CUDA_VISIBLE_DEVICES"] = words
@@ -184,10 +188,18 @@ def test_s47_every_error_of_the_library_and_every_way_to_name_a_gpu(machine: Mac
         assert answer[f"read {code}"]["found"] == [None, None]
         (told,) = answer[f"read {code}"]["told"]
         assert told.startswith("NVML cannot read temperature (")
-        assert answer[f"newer {code}"] == {"found": [30.0, 30.0], "told": []}
+        assert answer[f"read {code}"]["cells"] == [[None, 312.5, 97.0, 1980.0]] * 2
+        assert answer[f"newer {code}"] == {"found": [30.0] * 2, "told": [], "cells": [[30.0, 312.5, 97.0, 1980.0]] * 2}
+        for place, name in enumerate(("power", "utilization", "clock"), 1):
+            one = answer[f"{name} {code}"]
+            empty = [None if cell == place else found for cell, found in enumerate((30.0, 312.5, 97.0, 1980.0))]
+            assert (one["found"], one["cells"]) == ([30.0, 30.0], [empty, empty])
+            (told,) = one["told"]
+            assert told.startswith(f"NVML cannot read {name} (")
     for visible in VISIBLE:
         for uuid, degrees in UUIDS.items():
-            assert answer[f"{visible} {uuid}"] == {"found": [degrees, degrees], "told": []}, (visible, uuid)
+            one = answer[f"{visible} {uuid}"]
+            assert (one["found"], one["told"]) == ([degrees, degrees], []), (visible, uuid)
         assert "NVML knows no GPU of the UUID eeee" in answer[f"{visible} eeee"]["refused"]
     assert answer["a slice whose GPU is hidden"]["found"] == [61.0, 61.0]
     assert answer["index 2"]["found"] == [50.0, 50.0]
