@@ -63,7 +63,7 @@ class _Watch:
         fault = self._fault
         if fault is None or fault.change is None or self._done or self.parts is None:
             return
-        if isinstance(event, StepRow) and event.step == fault.at:
+        if isinstance(event, StepRow) and self.parts.state.step == fault.at:
             state = self.parts.state
             self._done = True
             fault.change(state.model, state.optimizer, self.parts.task, probe(self._config))

@@ -173,12 +173,13 @@ def train(parts: LoopParts) -> None:
             text = f"the loss scale of {scale:g} is halved" if diagnosis is None else f"cause {diagnosis.cause}"
             show(parts, Note(kind="skipped", text=f"batch {batch_index} at step {state.step}: {reason}, {text}"))
         parts.history.append(taken)
+        step_shown = state.step  # A step that is undone keeps its number in its row.
         if decision.action == "roll_back":
             roll_back(parts, decision)
         clock.lap("evidence")
 
         step_row = parts.rows.row(
-            step=state.step,
+            step=step_shown,
             batch=batch_index,
             loss=loss,
             learning_rate=rate,

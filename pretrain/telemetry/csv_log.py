@@ -2,11 +2,14 @@
 
 import itertools
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from pretrain.errors import ConfigError
 from pretrain.files import Appender
@@ -22,6 +25,7 @@ COLUMNS = (
     *("mfu", "action"),
 )
 _BLOCK = 1 << 16
+_BLOCK_COLUMN = re.compile(r"block_[0-9]{2,}_gradient_norm")
 _values = attrgetter(*COLUMNS)
 
 
@@ -43,9 +47,9 @@ class CsvLog:
 
     path: where it begins; where the file holds rows of the same columns they are continued without a second
     header, after a last line torn by a kill is dropped; where it holds other columns, the next free
-    `name.NNN.csv` is begun (or the newest of those continued, if its columns are these). `self.path` is the
-    file that is written. Floats are written as `repr`, which reads back to the same bits, non-finite ones as
-    nan, inf and -inf; None is an empty cell.
+    `name.NNN.csv` is begun (or the newest of those continued, if its columns are these), and a torn last line of
+    the log that is left is dropped too. `self.path` is the file that is written. Floats are written as `repr`,
+    which reads back to the same bits, non-finite ones as nan, inf and -inf; None is an empty cell.
 
     Raises ConfigError when the columns changed and `rotate` is off, or when no log can be kept at `path`;
     StorageError when writing fails.
@@ -56,7 +60,9 @@ class CsvLog:
         self._columns = tuple(columns)
         self._known = frozenset(columns)
         header = _line(columns)
-        self.path, keep = _place(path, header, rotate=rotate)
+        newest, self.path, keep = _place(path, header, rotate=rotate)
+        if newest != self.path:
+            _drop_torn_line(newest)
         self._appender: Appender | None = Appender(self.path, keep)
         if keep == 0:
             self._appender.append(header)
@@ -98,22 +104,22 @@ def _cell(value: Cell) -> str:
     if isinstance(value, str):
         assert not set(value) & set(',"\r\n'), "a cell is one plain word"
         return value
-    # float() first, for a numpy float is a float whose repr is not a number.
-    return repr(float(value)) if isinstance(value, float) else str(int(value))
+    # float() first, for a numpy float has a repr that is not a number, and one of 32 bits is no `float` at all.
+    return str(int(value)) if isinstance(value, int | np.integer) else repr(float(value))
 
 
 def _line(words: Sequence[str]) -> bytes:
     return (",".join(words) + "\n").encode()
 
 
-def _place(path: Path, header: bytes, *, rotate: bool) -> tuple[Path, int]:
-    """The file to write and how many of its bytes to keep; 0 = begin it with the header."""
+def _place(path: Path, header: bytes, *, rotate: bool) -> tuple[Path, Path, int]:
+    """The newest file there, the one to write, and how many of its bytes to keep; 0 = begin it with the header."""
     if not path.parent.is_dir():
         raise ConfigError(
             f"telemetry.csv_log_path: {path}: the folder {path.parent} does not exist; make it, or choose another path"
         )
     if not os.path.lexists(path):
-        return path, 0
+        return path, path, 0
     newest, free = path, path
     for number in itertools.count(1):
         free = path.with_name(f"{path.stem}.{number:03d}{path.suffix}")
@@ -122,9 +128,9 @@ def _place(path: Path, header: bytes, *, rotate: bool) -> tuple[Path, int]:
         newest = free
     keep = _continues(newest, header)
     if keep is not None:
-        return newest, keep
+        return newest, newest, keep
     if rotate:
-        return free, 0
+        return newest, free, 0
     raise ConfigError(
         f"telemetry.csv_log_path: {newest} has other columns than this run: {_difference(newest, header)};"
         " set telemetry.csv_rotate_on_schema_change=true to begin a new file, or choose another path"
@@ -149,6 +155,22 @@ def _continues(path: Path, header: bytes) -> int | None:
         ) from error
     # A file that is not ours has another beginning, and is never cut: it keeps all of its bytes.
     return 0 if header.startswith(found) else None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut what a kill tore off a log that is left for a new one, where all of its columns are names of ours.
+
+    Nobody writes to it again, and half a number reads as a number.
+    """
+    with path.open("rb") as file:
+        names = file.readline(_BLOCK).decode(errors="replace").rstrip("\n").split(",")
+        end = _end_of_last_line(file)
+        is_torn = end < file.seek(0, os.SEEK_END)
+    is_ours = tuple(names[:5]) == COLUMNS[:5] and all(
+        name in COLUMNS or _BLOCK_COLUMN.fullmatch(name) for name in names
+    )
+    if is_torn and is_ours:
+        Appender(path, end).close()
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

@@ -26,8 +26,8 @@ class Begin:
 class StepRow:
     """One step, taken or refused: the columns of telemetry.csv; None = unknown, or not measured at this step.
 
-    step: completed steps after it, so a refused step repeats the number.
-    action: the guard's word, accept, skip or fail.
+    step: completed steps after it, so a refused step repeats the number; before the run went back, where it did.
+    action: accept, skip, roll_back or fail; after `roll_back` the next row goes on from an earlier step.
     gradient_norm: before clipping; gradient_norm_clipped: after it; clip_ratio: the second over the first.
     update_norm: of the change of the parameters.
     supervised: tokens or predicted samples that the loss is over; tokens_per_second: of the same unit.

@@ -35,7 +35,7 @@ class Order:
 
     kill_at: die at this change of the disk, counted from 1; 0 = never. armed_by: count from the first change whose
     path holds this. torn: when that change is a write, die in the middle of it, else before it. delay_seconds: die
-    at that moment instead.
+    at that moment instead. overrides: of the config.
     """
 
     run: str
@@ -45,6 +45,7 @@ class Order:
     armed_by: str = ""
     torn: bool = False
     delay_seconds: float | None = None
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,9 @@ def live(order: Order, report: mmap.mmap) -> int:
     files.system = Killing(order, report)
     try:
         if order.config is not None:
-            config = load(Path(order.config), [f"run.dir={order.run}"])
+            config = load(Path(order.config), [f"run.dir={order.run}", *order.overrides])
             return start_attempt(config, StopRequest(), [Announced(report)]).exit_code
-        return resume_attempt(Path(order.run), [], StopRequest(), [Announced(report)]).exit_code
+        return resume_attempt(Path(order.run), [*order.overrides], StopRequest(), [Announced(report)]).exit_code
     except PretrainError as error:
         traceback.print_exc()
         return error.exit_code

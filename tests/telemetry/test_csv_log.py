@@ -6,10 +6,13 @@ import math
 import os
 import re
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pretrain import files
 from pretrain.errors import ConfigError, StorageError
@@ -79,6 +82,34 @@ def test_a_row_reads_back_to_the_same_bits(tmp_path):
     assert (found["supervised"], found["step"], found["action"]) == ("2048", "1", "accept")
     assert (found["block_00_gradient_norm"], found["block_01_gradient_norm"]) == ("1e-40", "")
     assert (found["mfu"], found["gpu_temperature_c"]) == ("", "")
+
+
+NUMBERS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
+SINGLES = st.integers(0, 2**32 - 1).map(lambda bits: np.array(bits, np.uint32).view(np.float32)[()])
+HALVES = st.integers(0, 2**16 - 1).map(lambda bits: np.array(bits, np.uint16).view(np.float16)[()])
+EXTREMES = [0.0, -0.0, 5e-324, -5e-324, 2.2250738585072009e-308, 1.7976931348623157e308, math.nan, math.inf, -math.inf]
+
+
+@given(
+    values=st.lists(
+        st.one_of(NUMBERS, SINGLES, HALVES, NUMBERS.map(np.float64), st.sampled_from(EXTREMES)),
+        min_size=4,
+        max_size=4,
+    )
+)
+def test_s35_any_float_reads_back_to_the_same_bits(values):
+    """Case S35: over random bit patterns, subnormal ones, -0.0 and numpy's scalars among them; a NaN is a NaN."""
+    names = ("loss", "learning_rate", "gradient_norm", "update_norm")
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "t.csv", row(1, **dict(zip(names, values, strict=True))))
+        with path.open(newline="") as file:
+            (found,) = csv.DictReader(file)
+    for name, value in zip(names, values, strict=True):
+        if math.isnan(value):
+            assert found[name] == "nan"
+        else:
+            assert struct.pack("<d", float(found[name])) == struct.pack("<d", value), (found[name], value)
+            assert float(type(value)(found[name])) == float(value)
 
 
 def test_every_step_row_has_a_cell_for_every_column():
@@ -156,6 +187,25 @@ def test_changed_columns_rotate_to_the_next_free_name_and_back(tmp_path):
         "telemetry.002.csv": ["4", "5"],
         "telemetry.csv": ["1"],
     }
+
+
+def test_a_torn_line_does_not_stay_behind_in_a_log_that_is_left(tmp_path):
+    """Half a number reads as a number, and nobody writes to that file again."""
+    path = tmp_path / "telemetry.csv"
+    write(path, row(1), row(2))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert write(path, row(2), blocks=1).name == "telemetry.001.csv"
+    assert path.read_bytes() == whole[: whole[:-1].rfind(b"\n") + 1]
+    assert (steps(path), steps(tmp_path / "telemetry.001.csv")) == (["1"], ["2"])
+
+
+@pytest.mark.parametrize("there", [b"step,loss\n1,2", HEADER.encode() + b",colour\n1,2", HEADER.encode()[:-3]])
+def test_what_looks_torn_in_a_file_that_is_not_ours_stays(tmp_path, there):
+    path = tmp_path / "telemetry.csv"
+    path.write_bytes(there)
+    assert write(path, row(1), blocks=1).name in ("telemetry.001.csv", "telemetry.csv")
+    assert path.read_bytes().startswith(there)
 
 
 def test_a_file_that_is_not_ours_keeps_every_byte(tmp_path):
