@@ -1,9 +1,5 @@
 """When something that happens every n steps is due."""
 
-from typing import Literal
-
-CheckpointKind = Literal["cadence", "final", "signal"]
-
 
 def is_due(step: int, every: int) -> bool:
     """Whether what is done every `every` completed steps (0 = never) is due after `step` steps, not at 0."""
@@ -18,16 +14,3 @@ def is_due_or_last(step: int, every: int, max_steps: int) -> bool:
 def is_on_cadence(step: int, every: int) -> bool:
     """Whether a checkpoint of `step` belongs to the regular cadence: step 0 and every multiple of `every`."""
     return step % every == 0
-
-
-def checkpoint_due(step: int, every: int, max_steps: int, *, signalled: bool = False) -> CheckpointKind | None:
-    """Which checkpoint to save after `step` completed steps, if any.
-
-    The cadence comes first, because only its checkpoints are rollback targets, rolling or best: whether a
-    signal arrived at that step must not change what a later step goes back to.
-    """
-    if is_on_cadence(step, every):
-        return "cadence"
-    if step >= max_steps:
-        return "final"
-    return "signal" if signalled else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.policy.cadence import checkpoint_due, is_due, is_due_or_last, is_on_cadence
+from pretrain.policy.cadence import is_due, is_due_or_last, is_on_cadence
 
 
 @pytest.mark.parametrize(
@@ -32,25 +32,3 @@ def test_is_due_or_last(step, every, max_steps, due):
 @pytest.mark.parametrize(("step", "on"), [(0, True), (1, False), (100, True), (150, False), (1000, True)])
 def test_step_0_is_on_every_cadence(step, on):
     assert is_on_cadence(step, 100) is on
-
-
-@pytest.mark.parametrize(
-    ("step", "signalled", "kind"),
-    [
-        (0, False, "cadence"),
-        (0, True, "cadence"),
-        (99, False, None),
-        (99, True, "signal"),
-        (100, False, "cadence"),
-        (100, True, "cadence"),  # a signal does not take a step of the cadence away from it
-        (250, False, "final"),
-        (250, True, "final"),
-        (249, True, "signal"),
-    ],
-)
-def test_which_checkpoint_is_due(step, signalled, kind):
-    assert checkpoint_due(step, 100, 250, signalled=signalled) == kind
-
-
-def test_a_last_step_on_the_cadence_is_of_the_cadence():
-    assert checkpoint_due(200, 100, 200) == "cadence"
