@@ -11,6 +11,7 @@ from torch import nn
 from pretrain.config import RunConfig
 from pretrain.data import SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
+from pretrain.machine import random_state
 from pretrain.models import MODELS
 from pretrain.optimizers import OPTIMIZERS, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
@@ -91,7 +92,8 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
     )
     torch.manual_seed(training.seed)
     scaler = LossScale() if training.precision == "float16" else None
-    state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler)
+    seeded = random_state.capture(device)
+    state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler, seeded=seeded)
     set_learning_rate(optimizer, peak * multiplier(0))
     return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
 

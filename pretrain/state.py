@@ -49,7 +49,7 @@ class RunState:
 
     step: completed optimizer steps. batch: global batches consumed, the refused ones included. scaler: the loss scale
     of a float16 run, None for the others. monitors: what their alarms remember. parked: positions of the generators of
-    a device that the state has left.
+    a device that the state has left, kept for a return. seeded: where the generators stand before the first step.
     """
 
     model: nn.Module
@@ -64,6 +64,7 @@ class RunState:
     scaler: LossScale | None = None
     ledger: Ledger = field(default_factory=Ledger)
     parked: random_state.GeneratorStates = field(default_factory=dict)
+    seeded: random_state.GeneratorStates = field(default_factory=dict)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the model's and the optimizer's own tensors by name: writing into them writes the state."""
@@ -76,14 +77,22 @@ class RunState:
 
     def generators(self) -> random_state.GeneratorStates:
         """Return the generators' positions that a checkpoint holds: of this device, and of one that was left."""
-        return self.parked | random_state.capture(self.device)
+        return {name: state.clone() for name, state in self.parked.items()} | random_state.capture(self.device)
+
+    def restore_generators(self, found: random_state.GeneratorStates) -> None:
+        """Put the generators back where a checkpoint had them, and park those of a device that this is not.
+
+        One that this device has and the checkpoint has not, since a run on another device saved it, begins anew.
+        """
+        random_state.restore(self.seeded | found, self.device)
+        self.parked = random_state.elsewhere(found, self.device)
 
     def move_to(self, device: torch.device) -> None:
         """Move model, optimizer state and generators; a checkpoint then holds the same names as before.
 
         The generator of the device that is left stays where it stands, for a resume that comes back to it.
         """
-        self.parked = self.generators()
+        generators = self.generators()
         parameters = list(self.model.parameters())
         self.model.to(device)
         # The optimizer knows its parameters by identity.
@@ -92,7 +101,7 @@ class RunState:
             for key, value in kept.items():
                 if isinstance(value, torch.Tensor):
                     kept[key] = value.to(device)
-        self.device = device
+        self.device, self.parked = device, random_state.elsewhere(generators, device)
 
     def is_finite(self) -> bool:
         """Whether every number of the model and the optimizer is finite; waits for the device."""
@@ -103,13 +112,12 @@ class RunState:
     def snapshot(self, spare: Snapshot | None = None) -> Snapshot:
         """Return a copy of the trajectory, in the memory of `spare` where a snapshot is no longer needed."""
         tensors = self.state_tensors()
-        copies = (
-            {name: torch.empty_like(tensor) for name, tensor in tensors.items()} if spare is None else spare.tensors
-        )
+        copies = {
+            name: torch.empty_like(tensor) if spare is None else spare.tensors[name] for name, tensor in tensors.items()
+        }
         with torch.no_grad():
             for name, tensor in tensors.items():
                 copies[name].copy_(tensor)
-        generators = random_state.capture(self.device)
         return Snapshot(
             step=self.step,
             batch=self.batch,
@@ -118,7 +126,7 @@ class RunState:
             alarms=self.alarms,
             monitors=self.monitors,
             scaler=self.scaler,
-            tensors=copies | generators,
+            tensors=copies | self.generators(),
         )
 
     def go_back(self, snapshot: Snapshot) -> None:
@@ -126,7 +134,7 @@ class RunState:
         with torch.no_grad():
             for name, tensor in self.state_tensors().items():
                 tensor.copy_(snapshot.tensors[name])
-        random_state.restore(snapshot.tensors, self.device)
+        self.restore_generators(random_state.of_states(snapshot.tensors))
         self.step, self.batch, self.spikes = snapshot.step, snapshot.batch, snapshot.spikes
         self.alarms, self.monitors, self.scaler = snapshot.alarms, snapshot.monitors, snapshot.scaler
         self.loader.restore(snapshot.loader)

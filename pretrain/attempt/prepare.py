@@ -14,7 +14,7 @@ from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, events
 from pretrain.faults import check_allowed, injects_temperature
-from pretrain.machine import environment, random_state
+from pretrain.machine import environment
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.machine.nvml import Sensors
 from pretrain.machine.peaks import peak_of_device
@@ -187,7 +187,7 @@ def restore(built: BuiltRun, origin: Origin) -> None:
     if origin.checkpoint is None:
         return
     state = built.state
-    generators = random_state.capture(state.device)
-    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors() | generators)
+    generators = state.generators()
+    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
     state.restore_scalars(record.step, record.batch, record.scalars)
-    random_state.restore(generators, state.device)
+    state.restore_generators(generators)

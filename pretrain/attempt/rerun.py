@@ -16,7 +16,6 @@ from pretrain.evidence.checkpoint_record import RECORD_NAME, CheckpointRecord
 from pretrain.evidence.incident import Incident
 from pretrain.evidence.manifest import read_manifest
 from pretrain.faults import spoil_batch
-from pretrain.machine import random_state
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.policy.fault_plan import parse as parse_faults
 from pretrain.replay import Conditions, Twin, run_experiments
@@ -100,7 +99,7 @@ def _load_nearest(built: BuiltRun, run_dir: Path, number: int, found: Incident) 
     state = built.state
     for place in _nearest(run_dir, number, found):
         try:
-            return checkpoint.load_checkpoint(place, state.state_tensors() | random_state.capture(state.device))
+            return checkpoint.load_checkpoint(place, state.state_tensors(), state.generators())
         except IntegrityError:
             if (place / RECORD_NAME).exists():
                 raise

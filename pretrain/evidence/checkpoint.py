@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import files
-from pretrain.errors import IntegrityError, StorageError
+from pretrain.errors import IntegrityError, PretrainError, StorageError
 from pretrain.evidence.checkpoint_record import (
     RECORD_NAME,
     CheckpointRecord,
@@ -135,25 +135,44 @@ def _clear(folder: Path) -> None:
     files.remove_folder(folder)
 
 
-def load_checkpoint(folder: Path, destination: "Mapping[str, torch.Tensor]") -> CheckpointRecord:
+def load_checkpoint(
+    folder: Path,
+    destination: "Mapping[str, torch.Tensor]",
+    generators: "dict[str, torch.Tensor] | None" = None,
+) -> CheckpointRecord:
     """Fill the tensors of `destination` in place from the checkpoint in `folder`, and return its record.
 
     Each file is opened once, its hash compared, and read from the same descriptor; nothing is written into
     `destination` before all files, names, dtypes and shapes were found right. Whatever layout saved it, it
     loads into the layout of `destination`. Raises IntegrityError naming the file, or the tensors that differ.
+
+    generators: states of generators by name, beside `destination`. Those of a GPU may be other ones than the
+    checkpoint has, which a run on another device saved: afterwards `generators` has those of the checkpoint.
     """
     from pretrain.evidence import shard_reader
 
     records: list[CheckpointRecord] = []
+    opened: dict[str, StoredTensor] = {}
+    faults: list[PretrainError | TypeError] = []
     with contextlib.ExitStack() as stack:
+        try:
+            records.append(_read_whole_record(folder))
+            opened.update(stack.enter_context(_opened(folder, records[0])))
+        except (PretrainError, TypeError) as error:  # It is raised below, where every rank comes to hear of it.
+            faults.append(error)
+        found = {} if generators is None else shard_reader.room_for_generators(generators, opened)
+        whole = {**destination, **found}
 
         def open_tensors() -> dict[str, StoredTensor]:
-            records.append(_read_whole_record(folder))
-            tensors = stack.enter_context(_opened(folder, records[0]))
-            shard_reader.check_matches(destination, tensors, str(folder))
-            return tensors
+            if faults:
+                raise faults[0]
+            shard_reader.check_matches(whole, opened, str(folder))
+            return opened
 
-        shard_reader.read(destination, open_tensors)
+        shard_reader.read(whole, open_tensors)
+    if generators is not None:
+        generators.clear()
+        generators.update(found)
     return records[0]
 
 

@@ -28,6 +28,7 @@ from pretrain.evidence.storage import (
     local_part,
     own_failures,
 )
+from pretrain.machine.random_state import is_of_a_gpu
 
 _STAGE = 16 << 20  # bytes read at a time for a tensor that cannot be read into directly
 _FAULTS_SHOWN = 20
@@ -64,6 +65,17 @@ def check_matches(destination: Mapping[str, torch.Tensor], tensors: Mapping[str,
         raise IntegrityError(
             f"{where}: does not fit this model and optimizer: {'; '.join(faults[:_FAULTS_SHOWN])}{more}"
         )
+
+
+def room_for_generators(
+    generators: Mapping[str, torch.Tensor], tensors: Mapping[str, StoredTensor]
+) -> dict[str, torch.Tensor]:
+    """Return tensors for the states of generators that are stored; one of a GPU may be missing on either side."""
+    room = {name: state for name, state in generators.items() if name in tensors or not is_of_a_gpu(name)}
+    for name, stored in tensors.items():
+        if is_of_a_gpu(name) and name not in room:
+            room[name] = torch.empty(stored.shape, dtype=torch.uint8)
+    return room
 
 
 class ShardReader(StorageReader):

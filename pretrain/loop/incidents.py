@@ -185,10 +185,9 @@ def _safe_state(parts: LoopParts) -> tuple[int, Tensors] | None:
     newest = max(earlier, key=lambda target: target.step)
     if newest.step in parts.memory:
         return newest.step, parts.memory[newest.step].tensors
-    tensors = state.tensors()
-    room = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    room = {name: torch.empty_like(tensor) for name, tensor in state.state_tensors().items()}
     try:
-        checkpoint.load_checkpoint(parts.targets[newest], room)
+        checkpoint.load_checkpoint(parts.targets[newest], room, state.generators())
     except IntegrityError as error:  # It is not needed to go on; going back to it will say so again.
         parts.writer.event("warning", state.step, text=f"no experiment from the safe state: {error}")
         return None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from pretrain.evidence import checkpoint, rows
 from pretrain.loop.parts import LoopParts, show
-from pretrain.machine import random_state
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.recovery import Decision, Target, newest_targets
 from pretrain.telemetry.sink import Note, WentBack
@@ -50,9 +49,9 @@ def roll_back(parts: LoopParts, decision: Decision) -> None:
         state.go_back(parts.memory[target.step])
     else:
         generators = state.generators()
-        record = checkpoint.load_checkpoint(parts.targets[target], state.state_tensors() | generators)
+        record = checkpoint.load_checkpoint(parts.targets[target], state.state_tensors(), generators)
         state.restore_trajectory(record.step, record.batch, record.scalars)
-        random_state.restore(generators, state.device)
+        state.restore_generators(generators)
     state.ledger.ladder = ladder
     state.ledger.best = tuple((step, value) for step, value in state.ledger.best if step <= target.step)
     first, last = next(window for window in ladder.quarantined if window[0] <= batch <= window[1])

@@ -236,6 +236,44 @@ def test_another_state_is_refused_by_name_and_stays_as_it_is(
     assert all(same_bits(before[name], tensors[name]) for name in tensors)
 
 
+GENERATORS = {name: tensor_of(torch.uint8, (5,), seed) for seed, name in enumerate(("rng.cpu", "rng.cuda.0"))}
+
+
+@pytest.mark.parametrize("saved", [("rng.cpu",), ("rng.cpu", "rng.cuda.0"), ("rng.cpu", "rng.cuda.0", "rng.cuda.1")])
+@pytest.mark.parametrize("here", [("rng.cpu",), ("rng.cpu", "rng.cuda.0")])
+def test_the_generator_of_a_gpu_may_be_on_one_side_alone(
+    tmp_path: Path, saved: tuple[str, ...], here: tuple[str, ...]
+) -> None:
+    states = {**GENERATORS, "rng.cuda.1": tensor_of(torch.uint8, (3,), 7)}
+    save(tmp_path / "c", {"model.w": torch.ones(2)} | {name: states[name] for name in saved})
+    destination, found = {"model.w": torch.zeros(2)}, {name: torch.zeros(5, dtype=torch.uint8) for name in here}
+    checkpoint.load_checkpoint(tmp_path / "c", destination, found)
+    assert torch.equal(destination["model.w"], torch.ones(2))
+    assert set(found) == set(saved)
+    assert all(same_bits(found[name], states[name]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "message"),
+    [
+        ({"rng.cuda.0": 5}, {"rng.cpu": 5}, "rng.cpu: not in the checkpoint"),
+        ({"rng.cpu": 5, "rng.tpu.0": 5}, {"rng.cpu": 5}, "rng.tpu.0: only in the checkpoint"),
+        ({"rng.cpu": 5, "rng.cuda.0": 5}, {"rng.cpu": 5, "rng.cuda.0": 6}, "rng.cuda.0: expected U8"),
+        ({"rng.cpu": 5}, {"rng.cpu": 6}, "rng.cpu: expected U8"),
+    ],
+)
+def test_other_generators_are_refused_and_nothing_changes(
+    tmp_path: Path, saved: dict[str, int], here: dict[str, int], message: str
+) -> None:
+    save(tmp_path / "c", {name: torch.ones(size, dtype=torch.uint8) for name, size in (saved | {"model.w": 2}).items()})
+    found = {name: torch.zeros(size, dtype=torch.uint8) for name, size in here.items()}
+    destination = {"model.w": torch.zeros(2, dtype=torch.uint8)}
+    with pytest.raises(IntegrityError, match=message):
+        checkpoint.load_checkpoint(tmp_path / "c", destination, found)
+    assert not any(tensor.any() for tensor in (*found.values(), *destination.values()))
+    assert set(found) == set(here)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "error"),
     [
