@@ -69,6 +69,10 @@ def train(
         str | None,
         typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO"),
     ] = None,
+    memory_snapshot: Annotated[
+        str | None,
+        typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
+    ] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -87,11 +91,14 @@ def train(
                 return _give(to_yaml(load(config, settings)))
             from pretrain.attempt import start_attempt
             from pretrain.console import Screen
+            from pretrain.telemetry.memory_held import step_asked
+            from pretrain.telemetry.trace import steps_asked
 
             resolved = load(config, settings)
-            steps = _steps(profile, resolved.training.max_steps)
+            steps = steps_asked(profile, resolved.training.max_steps)
+            step = step_asked(memory_snapshot, resolved.training.max_steps)
         with Screen(quiet=quiet) as screen:
-            return _answer(start_attempt(resolved, stop, [screen], steps), json_)
+            return _answer(start_attempt(resolved, stop, [screen], steps, step), json_)
 
     _run(work, json_)
 
@@ -229,20 +236,6 @@ def _thermal(gpu_temp_guard: bool | None, switch_on_thermal: bool | None) -> lis
     """The overrides that the options of the thermal guard are; they come after those that are written out."""
     given = {"gpu_temp_guard": gpu_temp_guard, "switch_on_thermal": switch_on_thermal}
     return [f"thermal.{key}={'true' if value else 'false'}" for key, value in given.items() if value is not None]
-
-
-def _steps(profile: str | None, max_steps: int) -> tuple[int, int] | None:
-    """Read FROM:TO, two steps of the run; ConfigError for any other text."""
-    if profile is None:
-        return None
-    first, _, last = profile.partition(":")
-    words_are_numbers = all(word.isascii() and word.isdigit() and len(word) < 10 for word in (first, last))
-    if not words_are_numbers or not 1 <= int(first) <= int(last) <= max_steps:
-        raise ConfigError(
-            f"--profile: expected FROM:TO, two steps of the {max_steps} of training.max_steps, such as 1:1, the second "
-            f"no smaller; found {profile!r}"
-        )
-    return int(first), int(last)
 
 
 def _listen() -> StopRequest:

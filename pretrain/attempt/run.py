@@ -10,6 +10,7 @@ from pathlib import Path
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.memory import memory_explained
+from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
@@ -36,9 +37,15 @@ from pretrain.validation import Validator
 
 
 def start_attempt(
-    config: RunConfig, stop: StopRequest, sinks: Sequence[Sink], profile: tuple[int, int] | None = None
+    config: RunConfig,
+    stop: StopRequest,
+    sinks: Sequence[Sink],
+    profile: tuple[int, int] | None = None,
+    memory_snapshot: int | None = None,
 ) -> AttemptResult:
-    """Run attempt 0001 of a new run; profile: the first and the last step to leave a trace of.
+    """Run attempt 0001 of a new run.
+
+    profile: the first and the last step to leave a trace of. memory_snapshot: the step to say what holds memory after.
 
     Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
     attempt exists every expected fault is in its outcome.json and in the result.
@@ -52,7 +59,7 @@ def start_attempt(
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
-        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, profile)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, profile, memory_snapshot)
 
 
 def resume_attempt(
@@ -143,6 +150,7 @@ def _run_attempt(
     sinks: Sequence[Sink],
     spent: TimeSpent,
     profile: tuple[int, int] | None = None,
+    memory_snapshot: int | None = None,
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -163,7 +171,7 @@ def _run_attempt(
             contextlib.closing(parts.trace),
             contextlib.ExitStack() as feeds,
         ):
-            parts.sinks = [csv, *sinks]
+            parts.sinks = [csv, *sinks, MemorySnapshot(parts, memory_snapshot)]
             # Closed first, while what they have to tell can still be written.
             parts.sinks += [
                 feeds.enter_context(contextlib.closing(feed)) for feed in open_feeds(parts, prepared, run_dir, origin)

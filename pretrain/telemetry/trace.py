@@ -1,6 +1,7 @@
 """A PyTorch profiler trace of some steps, as a Chrome trace that any trace viewer opens."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,22 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pretrain import files
+from pretrain.errors import ConfigError
 
 NAME = "trace.json"
+
+
+def steps_asked(text: str | None, max_steps: int) -> tuple[int, int] | None:
+    """Read the FROM:TO of `--profile`, two steps of the run; ConfigError for any other text."""
+    if text is None:
+        return None
+    words = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    if words is None or not 1 <= int(words[1]) <= int(words[2]) <= max_steps:
+        raise ConfigError(
+            f"--profile: expected FROM:TO, two steps of the {max_steps} of training.max_steps, such as 1:1, the second "
+            f"no smaller; found {text!r}"
+        )
+    return int(words[1]), int(words[2])
 
 
 class StepTrace:

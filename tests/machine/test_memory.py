@@ -51,3 +51,19 @@ def test_what_a_system_does_not_say_is_none(tmp_path: Path, monkeypatch: pytest.
 )
 def test_bytes_as_a_person_reads_them(count: int, text: str) -> None:
     assert memory.in_units(count) == text
+
+
+def test_the_peak_is_no_less_than_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak, resident = memory.peak_resident_bytes(), memory.resident_bytes()
+    assert peak is not None
+    assert resident is not None
+    assert peak >= resident // 2  # the kernel counts the two at different moments
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    assert memory.peak_resident_bytes() is None
+    for text, expected in (("VmPeak:\t 9 kB\nVmHWM:\t    5 kB\nVmRSS:\t 4 kB\n", 5120), ("Name:\tpython\n", None)):
+        (tmp_path / "status").write_text(text)
+        assert memory.peak_resident_bytes() == expected
+
+
+def test_the_cpu_has_no_allocator_to_ask() -> None:
+    assert memory.of_allocator(torch.device("cpu")) is None
