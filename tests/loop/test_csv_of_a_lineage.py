@@ -45,7 +45,13 @@ def lineage(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run = Lineage(forks, config, folder / "run")
             for number in range(KILLS):
                 overrides = (MORE,) if number >= KILLS // 2 else ()
-                run.live(kill_at=chance.randint(20, 110), torn=chance.random() < 0.7, overrides=overrides)
+                if number == KILLS // 2 - 1:  # In the middle of a row of the file that is then left.
+                    is_torn = not (folder / "steps.csv").read_bytes().endswith(b"\n")  # and is cut back first
+                    life = run.live(armed_by="steps.csv", kill_at=7 + is_torn, torn=True)
+                    assert life.last == f"write {folder / 'steps.csv'}"
+                    assert not (folder / "steps.csv").read_bytes().endswith(b"\n")
+                else:
+                    run.live(kill_at=chance.randint(20, 110), torn=chance.random() < 0.7, overrides=overrides)
             assert [life.exit_code for life in run.lives] == [None] * KILLS, "a life ended before its kill"
             assert run.live(overrides=(MORE,)).exit_code == 0
     assert end_of(folder / "run") == end_of(folder / "untouched")
