@@ -373,10 +373,10 @@ def test_a_replay_beside_the_training_takes_the_next_checkpoint(
     train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
     real = checkpoint.load_checkpoint
 
-    def pruned_meanwhile(place: Path, destination: dict[str, torch.Tensor]) -> CheckpointRecord:
+    def pruned_meanwhile(place: Path, *destination: dict[str, torch.Tensor]) -> CheckpointRecord:
         if place.name == "step_00000050":
             shutil.rmtree(place)
-        return real(place, destination)
+        return real(place, *destination)
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", pruned_meanwhile)
     assert replayed(tmp_path / "run", 1).step == 60
