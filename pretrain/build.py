@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pretrain.config import RunConfig
-from pretrain.data import SOURCES, Concatenation, Windows
+from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
 from pretrain.machine import random_state
 from pretrain.models import MODELS
@@ -76,7 +76,14 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
     task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
     model = (
         MODELS[config.model.name]
-        .build(config.model.settings, task.input_spec, task.max_positions, training.seed)
+        .build(
+            config.model.settings,
+            task.input_spec,
+            task.max_positions,
+            training.seed,
+            activation_checkpointing=training.activation_checkpointing,
+            document_boundary=BOUNDARY_TOKEN if config.data.document_mask else None,
+        )
         .to(device)
     )
     optimizer = build_optimizer(config, model)

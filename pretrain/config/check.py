@@ -8,7 +8,8 @@ from typing import Any
 
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
-from pretrain.models import decoder
+from pretrain.models import DecoderSettings
+from pretrain.models import check as check_model
 from pretrain.policy import fault_plan, guard, schedule, spikes, thermal
 from pretrain.policy.guard import GuardSettings
 from pretrain.policy.schedule import SCHEDULES
@@ -114,6 +115,8 @@ def _task(config: RunConfig) -> Iterator[str]:
                     f"task.name is {task}, but {key}.source is {choice.name}; expected a source of "
                     f"{', '.join(wanted)}, or task.name={other}"
                 )
+    if task == "iq" and config.data.document_mask:
+        yield "data.document_mask keeps the documents of a text apart, and task.name=iq reads none; set it to false"
     patch = getattr(config.task.settings, "patch_samples", None)
     length = config.data.sequence_length
     if patch is None:
@@ -130,11 +133,14 @@ def _task(config: RunConfig) -> Iterator[str]:
 
 
 def _model(config: RunConfig) -> Iterator[str]:
-    if isinstance(config.model.settings, decoder.DecoderSettings):
-        try:
-            decoder.check(config.model.settings)
-        except ConfigError as error:
-            yield str(error)
+    if not isinstance(config.model.settings, DecoderSettings):
+        return
+    try:
+        check_model(config.model.settings)
+    except ConfigError as error:
+        yield str(error)
+    if config.task.name == "iq" and config.model.settings.logit_soft_cap is not None:
+        yield "model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
 
 
 def _ranges(config: RunConfig) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pretrain.config.references import UNSET, ReferenceFaultError, References, U
 from pretrain.config.settings import DOMAIN_MAPS, NAMED, SECTIONS, TRACKER_MAP, RunConfig, groups_of, settings_of
 from pretrain.config.values import UnfitError, expected_of, fit
 from pretrain.errors import ConfigError
+from pretrain.models import sizes
 from pretrain.registry import Choice
 
 Path = tuple[str, ...]
@@ -33,6 +34,7 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
     document = Document(strict_yaml.parse_mapping(text, where), where)
     document.apply(overrides)
     _name_default_data(document.tree)
+    _fill_in_size(document.tree, where)
     parts, problems = parts_of(document)
     values, found = _values(document, parts)
     problems += found
@@ -52,6 +54,17 @@ def _name_default_data(tree: dict[str, Any]) -> None:
     if is_text and isinstance(data, dict) and not data.keys() & {*DOMAIN_MAPS}:
         data["train"] = {"pydoc": {"source": "text", "path": "builtin:pydoc", "span": [0.0, 0.9]}}
         data["validation"] = {"pydoc": {"source": "text", "path": "builtin:pydoc", "span": [0.9, 1.0]}}
+
+
+def _fill_in_size(tree: dict[str, Any], where: str) -> None:
+    """A model that is named by its size has that size's numbers, in the place of defaults."""
+    model = tree.get("model")
+    if not isinstance(model, dict) or "size" not in model:
+        return
+    if isinstance(model["size"], str) and "${" in model["size"]:
+        # The size decides what other keys are by default, and those are needed before references are followed.
+        raise ConfigError(f"{where}: model.size must be a name, not a reference; found {model['size']!r}")
+    sizes.fill(model)
 
 
 def _read(where: str) -> bytes:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from pretrain.data import SOURCES, DataSettings
-from pretrain.models import MODELS
+from pretrain.models import CHECKPOINTING, MODELS
 from pretrain.monitors import MonitorSettings
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.policy.fault_plan import FaultSettings
@@ -47,6 +47,9 @@ class TrainingSettings:
     grad_clip_max_norm: largest global gradient norm that is let through unscaled; null = no clipping.
     threads: CPU threads of PyTorch; null = PyTorch's own choice. It can change the last bits of a result.
     deterministic: only algorithms that give the same bits every time; false gives that up for speed on CUDA.
+    activation_checkpointing: what the forward pass keeps for the backward pass: `none` leaves nothing out, `full` keeps
+      the input of each block, `selective` the results of matrices and attention too; the rest is computed again, which
+      takes time, saves memory and changes no bit.
     """
 
     max_steps: int = limited(dataclasses.MISSING, at_least=1)
@@ -59,6 +62,7 @@ class TrainingSettings:
     grad_clip_max_norm: float | None = limited(1.0, above=0)
     threads: int | None = limited(None, at_least=1, at_most=1024)
     deterministic: bool = True
+    activation_checkpointing: str = limited("none", choices=CHECKPOINTING)
 
 
 @dataclass(frozen=True)

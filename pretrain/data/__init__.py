@@ -5,11 +5,11 @@ from typing import Any
 
 from pretrain.data.iq import IqSettings, build_iq
 from pretrain.data.synthetic import SyntheticSettings, build_synthetic
-from pretrain.data.text import TextSettings, build_text
+from pretrain.data.text import BOUNDARY_TOKEN, TextSettings, build_text
 from pretrain.data.windows import Concatenation, SourceFile, Windows
 from pretrain.registry import Choice, Entry, limited
 
-__all__ = ["SOURCES", "Concatenation", "DataSettings", "SourceFile", "Windows"]
+__all__ = ["BOUNDARY_TOKEN", "SOURCES", "Concatenation", "DataSettings", "SourceFile", "Windows"]
 
 SOURCES: dict[str, Entry[Any, Windows]] = {
     "text": Entry(TextSettings, build_text),
@@ -27,6 +27,8 @@ class DataSettings:
     tokenizer: how text becomes tokens; `bytes` = one token per byte, vocabulary 256.
     prefetch_steps: steps that are read ahead; 0 = none. It changes no result.
     loader_threads: threads that read ahead. It changes no result.
+    document_mask: no position sees another document than its own, in validation either; the NUL byte between two
+        belongs to the one behind it. Positions go on counting across documents (text only).
     train: the domains to train on by name, each a source with its settings, one after the other.
     validation: the domains to validate on by name; none = the training domains.
     """
@@ -36,5 +38,6 @@ class DataSettings:
     tokenizer: str = limited("bytes", choices=("bytes",))
     prefetch_steps: int = limited(2, at_least=0, at_most=1024)
     loader_threads: int = limited(1, at_least=1, at_most=64)
+    document_mask: bool = False
     train: dict[str, Choice[Any]] = field(default_factory=dict)
     validation: dict[str, Choice[Any]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from pretrain.registry import limited
 
 VOCABULARY = 256
 SEPARATOR = b"\0"
+BOUNDARY_TOKEN = SEPARATOR[0]
 _BUILTINS = ("builtin:pydoc",)
 
 

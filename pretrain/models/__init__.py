@@ -4,9 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from pretrain.models.decoder import Decoder, DecoderSettings, build_decoder
+from pretrain.models.attention import Attention
+from pretrain.models.block import Block
+from pretrain.models.decoder import Decoder, build_decoder
 from pretrain.models.flops import flops_per_position
-from pretrain.models.parts import Attention, Block
+from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
 from pretrain.registry import Entry
 
 MODELS: dict[str, Entry[Any, nn.Module]] = {
@@ -25,6 +27,7 @@ def attentions(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 __all__ = [
+    "CHECKPOINTING",
     "MODELS",
     "Attention",
     "Block",
@@ -33,5 +36,6 @@ __all__ = [
     "attentions",
     "blocks",
     "build_decoder",
+    "check",
     "flops_per_position",
 ]

@@ -1,92 +1,65 @@
 """One decoder-only transformer for token ids and for patches of IQ samples, with Llama's parameter names."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pretrain.batch import InputSpec
-from pretrain.errors import ConfigError
+from pretrain.models.attention import attention_mask, rotary_tables
+from pretrain.models.block import Block, run_block
 from pretrain.models.initialization import initialize
-from pretrain.models.parts import NORM_EPS, NORM_POSITIONS, Block, Embedding, Linear, float32_linear, rotary_tables
-from pretrain.registry import limited
-
-FFN_MULTIPLE = 32
-
-
-@dataclass(frozen=True)
-class DecoderSettings:
-    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases.
-
-    width: size of the residual stream; a multiple of 2 * heads.
-    layers: number of residual blocks.
-    heads: query heads of each attention; must divide `width`, and leave each head an even size.
-    kv_heads: key and value heads, each shared by heads / kv_heads query heads; must divide `heads`.
-    ffn_width: hidden size of the feed-forward layer; null = 8/3 of `width`, rounded up to a multiple of 32.
-    norm_position: `pre` normalises what a sublayer reads, `post` the sum of what it read and wrote; a deep `post` model
-        needs a long warmup and a low learning rate.
-    rope_base: base of the geometric series of rotary wavelengths.
-    tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
-    init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers).
-    """
-
-    width: int = limited(64, at_least=2, at_most=1 << 17)
-    layers: int = limited(2, at_least=1, at_most=4096)
-    heads: int = limited(4, at_least=1)
-    kv_heads: int = limited(4, at_least=1)
-    ffn_width: int | None = limited(None, at_least=1)
-    norm_position: str = limited("pre", choices=NORM_POSITIONS)
-    rope_base: float = limited(10000.0, above=1)
-    tie_embeddings: bool = True
-    init_std: float = limited(0.02, above=0)
-
-
-def check(settings: DecoderSettings) -> None:
-    """Raise ConfigError for sizes that contradict each other, naming the key of the `model` section."""
-    width, heads, kv_heads = settings.width, settings.heads, settings.kv_heads
-    if width % heads != 0:
-        raise ConfigError(
-            f"model.heads: {heads} does not divide model.width, {width}, into even sizes; choose one of "
-            f"{_divisors(width // 2)}"
-        )
-    if (width // heads) % 2 != 0:
-        raise ConfigError(
-            f"model.heads: {heads} heads of model.width {width} have the odd size {width // heads}, but "
-            f"rotary positions turn pairs of numbers; choose model.width as a multiple of {2 * heads}"
-        )
-    if heads % kv_heads != 0:
-        raise ConfigError(
-            f"model.kv_heads: {kv_heads} does not divide model.heads, {heads}; choose one of {_divisors(heads)}"
-        )
+from pretrain.models.parts import NORMS, Embedding, Linear, drop, float32_linear
+from pretrain.models.settings import DecoderSettings, check, check_input
 
 
 class Trunk(nn.Module):
-    """Embedding, residual blocks and final norm: [B, T] ids or [B, T, size] patches to [B, T, width]."""
+    """Embedding, residual blocks and final norm: [B, T] ids or [B, T, size] patches to [B, T, width].
 
-    def __init__(self, settings: DecoderSettings, spec: InputSpec, max_positions: int) -> None:
+    checkpointing: what is kept for the backward pass, see `run_block`. boundary: the id between two documents, which
+    do not see each other then; None = all of a sequence is one document.
+    """
+
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        spec: InputSpec,
+        max_positions: int,
+        checkpointing: str = "none",
+        boundary: int | None = None,
+    ) -> None:
         super().__init__()
         width, head_size = settings.width, settings.width // settings.heads
+        self.max_positions, self.window, self.boundary = max_positions, settings.sliding_window, boundary
+        self.checkpointing, self.dropout = checkpointing, settings.dropout
         if spec.kind == "tokens":
             self.embed_tokens = Embedding(spec.size, width)
         else:
             self.embed_patches = Linear(spec.size, width)
-        hidden = ffn_width(settings)
-        self.layers = nn.ModuleList(
-            Block(width, settings.heads, settings.kv_heads, hidden, settings.norm_position)
-            for _ in range(settings.layers)
-        )
-        self.norm = nn.RMSNorm(width, eps=NORM_EPS)
-        cos, sin = rotary_tables(max_positions, head_size, settings.rope_base)
+        self.embed_positions = Embedding(max_positions, width) if settings.positions == "learned" else None
+        self.layers = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.norm = NORMS[settings.norm](width)
+        is_rotary = settings.positions == "rotary"
+        cos, sin = rotary_tables(max_positions, head_size, settings.rope_base) if is_rotary else (None, None)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.cos: torch.Tensor
-        self.sin: torch.Tensor
+        self.cos: torch.Tensor | None
+        self.sin: torch.Tensor | None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         positions = inputs.shape[1]
-        if positions > self.cos.shape[0]:
-            raise ValueError(f"expected at most {self.cos.shape[0]} positions, found {positions}")
+        if positions > self.max_positions:
+            raise ValueError(f"expected at most {self.max_positions} positions, found {positions}")
+        cos = None if self.cos is None else self.cos[:positions]
+        sin = None if self.sin is None else self.sin[:positions]
+        # Once for all layers.
+        mask = attention_mask(inputs, self.window, self.boundary)
+        hidden = self._embedded(inputs)
+        for block in self.layers:
+            hidden = run_block(block, self.checkpointing, hidden, cos, sin, mask)
+        normed: torch.Tensor = self.norm(hidden)
+        return normed
+
+    def _embedded(self, inputs: torch.Tensor) -> torch.Tensor:
         # Both embeddings start the residual stream in float32, and it stays so whatever autocast does in a
         # block.
         hidden: torch.Tensor
@@ -94,11 +67,9 @@ class Trunk(nn.Module):
             hidden = float32_linear(inputs, self.embed_patches.weight)
         else:
             hidden = self.embed_tokens(inputs)
-        cos, sin = self.cos[:positions], self.sin[:positions]
-        for block in self.layers:
-            hidden = block(hidden, cos, sin)
-        normed: torch.Tensor = self.norm(hidden)
-        return normed
+        if self.embed_positions is not None:
+            hidden = hidden + self.embed_positions.weight[: inputs.shape[1]]
+        return drop(hidden, self.dropout, self.training)
 
 
 class Decoder(nn.Module):
@@ -109,42 +80,59 @@ class Decoder(nn.Module):
     multiplies in float32 under autocast too, since 8 bits of a regression would show in its error.
     """
 
-    def __init__(self, settings: DecoderSettings, spec: InputSpec, max_positions: int) -> None:
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        spec: InputSpec,
+        max_positions: int,
+        checkpointing: str = "none",
+        boundary: int | None = None,
+    ) -> None:
         super().__init__()
-        self.spec = spec
-        self.model = Trunk(settings, spec, max_positions)
+        self.spec, self.soft_cap = spec, settings.logit_soft_cap
+        self.model = Trunk(settings, spec, max_positions, checkpointing, boundary)
         tied = spec.kind == "tokens" and settings.tie_embeddings
         self.lm_head = None if tied else Linear(settings.width, spec.size)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = self.model(inputs)
+        return self.logits(self.hidden(inputs))
+
+    def hidden(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return what the head reads, [B, T, width], in the type of the residual stream."""
+        normed: torch.Tensor = self.model(inputs)
+        return normed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the predictions, [..., size], of any positions of `hidden`, [..., width].
+
+        A soft cap c makes c * tanh(logit / c) of the logits in float32: Gemma 2, arXiv 2408.00118, section 2. Gemma 2
+        caps the logits of attention too; here they are not, since the fused kernels have no cap.
+        """
         weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         if self.spec.kind == "patches":
             return float32_linear(hidden, weight)
         logits = F.linear(hidden, weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 
-def ffn_width(settings: DecoderSettings) -> int:
-    """Return the hidden size of the feed-forward layer: as set, or 8/3 of the width, rounded up."""
-    if settings.ffn_width is not None:
-        return settings.ffn_width
-    # SwiGLU has three matrices instead of two, so 8/3 keeps the parameters of a 4-fold layer (arXiv
-    # 2002.05202).
-    return -(-8 * settings.width // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
-
-
-def build_decoder(settings: DecoderSettings, spec: InputSpec, max_positions: int, seed: int) -> Decoder:
+def build_decoder(
+    settings: DecoderSettings,
+    spec: InputSpec,
+    max_positions: int,
+    seed: int,
+    *,
+    activation_checkpointing: str = "none",
+    document_boundary: int | None = None,
+) -> Decoder:
     """Return a decoder on the CPU in float32, initialised from `seed` alone; no global generator moves.
 
-    max_positions: the longest sequence that it will be given.
-    Raises ConfigError where the sizes contradict each other.
+    max_positions: the longest sequence that it will be given. activation_checkpointing: `none`, `full` or `selective`;
+    it changes no bit. document_boundary: the token id between two documents that must not see each other.
+    Raises ConfigError where the sizes contradict each other, or the settings the input.
     """
     check(settings)
-    model = Decoder(settings, spec, max_positions)
+    check_input(settings, spec)
+    model = Decoder(settings, spec, max_positions, activation_checkpointing, document_boundary)
     initialize(model, settings.init_std, settings.layers, torch.Generator().manual_seed(seed))
     return model
-
-
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

@@ -2,26 +2,29 @@
 
 from torch import nn
 
-from pretrain.models.parts import Attention, Embedding
+from pretrain.models.attention import Attention
 
 
 def flops_per_position(model: nn.Module, positions: int) -> int:
     """Return 6 N + 12 L d S of the forward and the backward pass, for each of the S = `positions` of a sequence.
 
     N is the parameters of the matrices: two operations forward for each, two for the gradient of its input, two for its
-    own. The token embedding is looked up, so it counts only where it is the prediction head too. What takes patches in
-    is a matrix whose input needs no gradient: 4 N for that one. Attention takes 4 d S forward and 8 d S backward in
-    each of L layers of width d, masked or not. Kaplan et al., arXiv 2001.08361, section 2.1, with the attention of
-    Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B. Norms, rotations, the softmax and the loss are left out, as
-    in PyTorch's own `FlopCounterMode`, which gives the same number.
+    own. The token embedding is looked up, so it counts only where it is the prediction head too; a table of positions
+    is only added. What takes patches in is a matrix whose input needs no gradient: 4 N for that one. Attention takes
+    4 d S forward and 8 d S backward in each of L layers of width d, masked or not: what a window or the documents hide
+    is multiplied all the same. What activation checkpointing computes again is the price of memory and counts for
+    nothing. Kaplan et al., arXiv 2001.08361, section 2.1, with the attention of Chowdhery et al. (PaLM), arXiv
+    2204.02311, appendix B. Norms, rotations, the softmax and the loss are left out, as in PyTorch's own
+    `FlopCounterMode`, which gives the same number.
     """
-    entry = getattr(getattr(model, "model", None), "embed_patches", None)
+    trunk = getattr(model, "model", None)
+    entry, table = getattr(trunk, "embed_patches", None), getattr(trunk, "embed_tokens", None)
     total = 0
     for module in model.modules():
         match module:
             case nn.Linear():
                 total += (4 if module is entry else 6) * module.weight.numel()
-            case Embedding() if getattr(model, "lm_head", None) is None:
+            case nn.Embedding() if module is table and getattr(model, "lm_head", None) is None:
                 total += 6 * module.weight.numel()
             case Attention():
                 total += 12 * module.o_proj.in_features * positions

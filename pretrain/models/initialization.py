@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
+POSITION_TABLE = "embed_positions.weight"
 
 
 @torch.no_grad()
@@ -14,12 +15,15 @@ def initialize(model: nn.Module, std: float, layers: int, generator: torch.Gener
 
     Matrices get N(0, std^2); the projections that write into the residual stream get std / sqrt(2 *
     layers), so that its variance does not grow with 2 * layers additions (Radford et al., GPT-2, section
-    2.3). Vectors, which are the scales of norms, get 1.
+    2.3). Learned positions get std / 2, 0.01 beside the usual 0.02 as in the code of GPT-2. Vectors, which are the
+    scales of norms, get 1.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(1.0)
         elif name.endswith(RESIDUAL_PROJECTIONS):
             parameter.normal_(0.0, std / math.sqrt(2 * layers), generator=generator)
+        elif name.endswith(POSITION_TABLE):
+            parameter.normal_(0.0, std / 2, generator=generator)
         else:
             parameter.normal_(0.0, std, generator=generator)

@@ -21,7 +21,12 @@ class Scored(Protocol):
     """
 
     def scores(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, queries: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        queries: torch.Tensor,
     ) -> torch.Tensor: ...
 
 
@@ -61,7 +66,7 @@ class Attention:
         }
 
     def _hook(self, name: str) -> Any:
-        def read(layer: Any, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        def read(layer: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
             if name not in self._seen:
                 self._seen[name] = _entropy_and_largest_logit(layer, *inputs)
 
@@ -69,13 +74,17 @@ class Attention:
 
 
 def _entropy_and_largest_logit(
-    layer: Scored, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    layer: Scored,
+    hidden: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     # After the layer's own pass, and outside autocast: what autocast casts without gradients it would keep, and the
     # pass of the step would find weights in its cache that lead no gradient back.
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         queries = _spread(hidden.shape[1], hidden.device)
-        logits = layer.scores(hidden[:1].float(), cos, sin, queries)
+        logits = layer.scores(hidden[:1].float(), cos, sin, mask, queries)
         return torch.stack((_entropy(logits), _largest(logits)))
 
 

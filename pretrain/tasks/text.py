@@ -1,4 +1,4 @@
-"""Next-token prediction: mean cross-entropy, beside bigram and trigram tables of the training text."""
+"""Next-token prediction: mean cross-entropy, whole or in chunks, beside bigram and trigram tables of the text."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,26 +6,41 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from pretrain.batch import Batch, InputSpec
 from pretrain.errors import ConfigError
+from pretrain.registry import limited
+from pretrain.tasks.cross_entropy import cross_entropy
 from pretrain.tasks.ngram import NgramTables, fit_ngrams
 from pretrain.tasks.summary import SampleSource, ValidationSummary
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Next-token prediction; the mean cross-entropy in nats has nothing to set."""
+    """Next-token prediction: mean cross-entropy in nats.
+
+    chunk_tokens: positions whose logits are made at a time, and made again for the backward pass, so that those of the
+        whole batch never stand in memory; 0 = all at once.
+    z_loss: weight of the mean of log(Z)^2, Z being the sum over exp(logits), in the loss that is optimised and shown
+        for each step; validation is without it.
+    """
+
+    chunk_tokens: int = limited(0, at_least=0)
+    z_loss: float = limited(0.0, at_least=0)
 
 
 @dataclass(frozen=True)
 class TextTask:
-    """Every token of a window but the first is predicted from those before it: L of [B, L + 1] ids."""
+    """Every token of a window but the first is predicted from those before it: L of [B, L + 1] ids.
+
+    What is optimised has the z-loss in it, as `TextSettings` says; the losses of samples and scores have not.
+    """
 
     vocabulary: int
     max_positions: int
+    chunk_tokens: int = 0
+    z_loss: float = 0.0
 
     @property
     def unit(self) -> Literal["tokens", "samples"]:
@@ -48,7 +63,7 @@ class TextTask:
         return rows * (length - 1)
 
     def loss_sum(self, model: nn.Module, batch: Batch, device: torch.device) -> torch.Tensor:
-        return self._cross_entropy(model, batch, device, "sum")
+        return self._cross_entropy(model, batch, device, "sum", self.z_loss)
 
     @torch.no_grad()
     def sample_losses(self, model: nn.Module, batch: Batch, device: torch.device) -> torch.Tensor:
@@ -86,10 +101,16 @@ class TextTask:
         nats = self._cross_entropy(model, batch, device, "none")
         return nats.view(len(batch.samples), -1).sum(dim=1, dtype=torch.float64).cpu()
 
-    def _cross_entropy(self, model: nn.Module, batch: Batch, device: torch.device, reduction: str) -> torch.Tensor:
+    def _cross_entropy(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        device: torch.device,
+        reduction: Literal["sum", "none"],
+        z_loss: float = 0.0,
+    ) -> torch.Tensor:
         samples = batch.samples.to(device, non_blocking=True)
-        logits = model(samples[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction=reduction)
+        return cross_entropy(model, samples[:, :-1], samples[:, 1:], reduction, z_loss, self.chunk_tokens)
 
 
 def build_text(settings: TextSettings, source: SampleSource, sequence_length: int) -> TextTask:
@@ -99,4 +120,4 @@ def build_text(settings: TextSettings, source: SampleSource, sequence_length: in
             f"task.name: text predicts tokens, but the training data holds {source.kind} samples; "
             "set task.name=iq, or name text under data.train"
         )
-    return TextTask(source.vocabulary, sequence_length)
+    return TextTask(source.vocabulary, sequence_length, settings.chunk_tokens, settings.z_loss)

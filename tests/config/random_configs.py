@@ -122,6 +122,8 @@ def texts(draw: Any) -> str:
     tree["telemetry"]["trackers"] = {
         name: draw(_settings(entry.settings)) for name, entry in TRACKERS.items() if draw(st.booleans())
     }
+    if task == "iq":
+        tree["data"]["document_mask"], tree["model"]["logit_soft_cap"] = False, None
     tree["training"]["use_amp"] = None
     thermal = tree["thermal"]
     names = [f"gpu_temp_{name}_threshold_c" for name in ("resume", "pause", "critical")]

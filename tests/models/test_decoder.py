@@ -11,8 +11,8 @@ from pretrain.batch import InputSpec
 from pretrain.errors import ConfigError
 from pretrain.machine.precision import autocast
 from pretrain.models import Block, Decoder, DecoderSettings, blocks, build_decoder
-from pretrain.models.decoder import ffn_width
-from pretrain.models.parts import rotary_tables, rotate
+from pretrain.models.attention import rotary_tables, rotate
+from pretrain.models.settings import ffn_width
 
 TOKENS, PATCHES = InputSpec("tokens", 11), InputSpec("patches", 8)
 SMALL = DecoderSettings(width=16, heads=4, kv_heads=2)
@@ -125,7 +125,7 @@ def test_the_arithmetic_is_llamas() -> None:
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_where_a_block_normalises(position: str) -> None:
     """Bit for bit what the formula says: x + f(norm(x)), or norm(x + f(x))."""
-    block = Block(16, 4, 2, 32, position)
+    block = Block(replace(SMALL, norm_position=position))
     generator = torch.Generator().manual_seed(3)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=generator)
