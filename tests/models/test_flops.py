@@ -15,7 +15,10 @@ SPECS = (InputSpec("tokens", 256), InputSpec("tokens", 50257), InputSpec("patche
 SIZES: tuple[dict[str, Any], ...] = (
     {},
     {"tie_embeddings": False},
-    {"norm_position": "post"},
+    {"norm_position": "post", "norm": "layernorm", "qk_norm": True},
+    {"activation": "gelu", "positions": "learned", "tie_embeddings": False},
+    {"activation": "squared_relu", "positions": "learned", "dropout": 0.1, "qk_norm": True, "kv_heads": 2},
+    {"sliding_window": 7, "kv_heads": 1, "logit_soft_cap": 30.0},
     {"width": 48, "layers": 3, "heads": 6, "kv_heads": 2, "ffn_width": 100},
     {"width": 48, "layers": 3, "heads": 6, "kv_heads": 1, "tie_embeddings": False},
     {"width": 768, "layers": 12, "heads": 12, "kv_heads": 12},
@@ -43,9 +46,13 @@ def test_the_count_is_that_of_pytorch(
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     row = MODELS[name]
     known = {key: value for key, value in size.items() if key in row.settings.__dataclass_fields__}
+    if spec.kind == "patches":
+        known.pop("logit_soft_cap", None)
     for positions, rows in ((31, 3), (96, 1)):
         with torch.device("meta"):
             model = row.build(row.settings(**known), spec, 128, 0)
+            if spec.kind == "tokens" and "sliding_window" in known:
+                model = row.build(row.settings(**known), spec, 128, 0, document_boundary=0)
         assert flops_per_position(model, positions) * rows * positions == counted(model, spec, rows, positions)
 
 
