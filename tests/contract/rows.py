@@ -1,7 +1,8 @@
 """One small run over any combination of rows, with data that can be learnt, and its state as bytes."""
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Complex:
 
 @dataclass
 class Run:
-    """A task, a model and an optimizer, all from default settings."""
+    """A task, a model and an optimizer, from default settings but for a feature."""
 
     task: Task
     source: Any
@@ -91,17 +92,30 @@ class Run:
                 tensor.copy_(saved[name])
 
 
-def build(combination: tuple[str, str, str], seed: int, precision: str = "float32") -> Run:
+@dataclass(frozen=True)
+class Feature:
+    """Settings that are not the defaults: of the model, of the text task, and what a model is built with besides."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    text: Mapping[str, Any] = field(default_factory=dict)
+    built: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEFAULT = Feature()
+
+
+def build(combination: tuple[str, str, str], seed: int, precision: str = "float32", feature: Feature = DEFAULT) -> Run:
     task_name, model_name, optimizer_name = combination
     entry = TASKS[task_name]
+    settings = entry.settings(**feature.text) if task_name == "text" else entry.settings()
     source: Any = Tokens()
     try:
-        task = entry.build(entry.settings(), source, LENGTH)
+        task = entry.build(settings, source, LENGTH)
     except ConfigError:
         source = Complex()
-        task = entry.build(entry.settings(), source, LENGTH)
+        task = entry.build(settings, source, LENGTH)
     row = MODELS[model_name]
-    model = row.build(row.settings(), task.input_spec, task.max_positions, seed)
+    model = row.build(row.settings(**feature.model), task.input_spec, task.max_positions, seed, **feature.built)
     chosen = OPTIMIZERS[optimizer_name]
     optimizer = chosen.build(chosen.settings(), list(model.named_parameters()))
     set_learning_rate(optimizer, chosen.settings().lr)

@@ -38,6 +38,9 @@ KINDS = [
     ("huge", UNCLIPPED, 1),
     ("spike", SPIKES, KNOWN),
 ]
+# Dropout draws in the refused step itself, and in the experiments of its incident.
+DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "task.chunk_tokens=5")
+CASES = [*KINDS, ("loss", DRAWING, 1), ("huge", (*UNCLIPPED, *DRAWING), 1)]
 MOVED = {"state.batch", "loader"}
 REFUSED = {*MOVED, "ledger.retries", "ledger.incidents"}
 CLIMBED = {*MOVED, "ledger.incidents", "ledger.ladder.skips", "ledger.ladder.skips_in_a_row"}
@@ -78,7 +81,11 @@ def run(
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize(("kind", "overrides", "healthy"), KINDS, ids=[kind for kind, *_ in KINDS])
+@pytest.mark.parametrize(
+    ("kind", "overrides", "healthy"),
+    CASES,
+    ids=[f"{kind}-dropout" if DRAWING[0] in overrides else kind for kind, overrides, _ in CASES],
+)
 def test_a_rejected_step_changes_nothing_but_the_position_and_the_record(
     optimizer: str,
     precision: str,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.batch import InputSpec
@@ -72,12 +73,17 @@ def test_monitors_see_each_pass_once_and_change_no_bit(watched: str, how: str) -
     assert found["none"][0] == worked(made("none", {"dropout": 0.2}), "bfloat16")
 
 
-def test_a_hook_of_a_block_is_called_once_for_each_pass() -> None:
-    model, calls = made("full", {}), []
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("how", CHECKPOINTING)
+def test_a_hook_of_a_block_is_called_once_for_each_pass(how: str, early_stop: bool) -> None:
+    """Also where PyTorch computes a block to its end again, which it does not by default."""
+    model, before, after = made(how, {}), [], []
     for name, block in blocks(model):
-        block.register_forward_hook(lambda _, __, ___, name=name: calls.append(name))
-    worked(model, "float32")
-    assert calls == ["model.layers.0", "model.layers.1"] * 2
+        block.register_forward_pre_hook(lambda _, __, name=name: before.append(name))
+        block.register_forward_hook(lambda _, __, ___, name=name: after.append(name))
+    with set_checkpoint_early_stop(early_stop):
+        worked(model, "float32")
+    assert before == after == ["model.layers.0", "model.layers.1"] * 2
 
 
 def test_each_takes_less_memory_than_the_one_before() -> None:

@@ -33,7 +33,8 @@ def test_with_its_own_vocabulary_each_has_the_published_parameters(
 ) -> None:
     settings = of_size(name).model.settings
     model = on_meta(settings, vocabulary, positions)
-    # GPT-2 has biases, ours has none: 13 d in each block (3 of q, k and v; 1; 4 and 1; 2 norms, 2), and the last norm.
+    # GPT-2 has biases, ours has none: of a block 3 d of q, k and v, d of o, 4 d and d of the feed-forward layer, 2 d of
+    # the norms, and d of the last norm.
     biases = settings.width * (11 * settings.layers + 1) if name.startswith("gpt2") else 0
     assert sum(parameter.numel() for parameter in model.parameters()) == published - biases
 
