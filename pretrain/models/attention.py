@@ -67,7 +67,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, qk_norm: bool = False) -> None:
         super().__init__()
         self.head_size = width // heads
-        self.grouped = kv_heads != heads
+        self.grouped, self.queries_of_each = kv_heads != heads, heads // kv_heads
         self.q_proj = Linear(width, heads * self.head_size)
         self.k_proj = Linear(width, kv_heads * self.head_size)
         self.v_proj = Linear(width, kv_heads * self.head_size)
@@ -84,13 +84,17 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         query, key = self._queries_and_keys(hidden, cos, sin)
         value = self.v_proj(hidden).view(self._shape(hidden))
+        if mask is not None:
+            # No fused kernel of CUDA takes a mask and shared heads together; in plain products each head would need
+            # the logits of all pairs of positions.
+            key, value = self._for_each_query(key), self._for_each_query(value)
         mixed = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None,
-            enable_gqa=self.grouped,
+            enable_gqa=self.grouped and mask is None,
         )
         projected: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return projected
@@ -109,9 +113,8 @@ class Attention(nn.Module):
         queries: their positions, int64. The forward pass computes the same, and keeps none of it.
         """
         query, key = self._queries_and_keys(hidden, cos, sin)
-        each = query.shape[2] // key.shape[2]
         query = query[:, queries].transpose(1, 2)
-        key = key.repeat_interleave(each, dim=2).permute(0, 2, 3, 1)
+        key = self._for_each_query(key).permute(0, 2, 3, 1)
         logits = query @ key / math.sqrt(self.head_size)
         if mask is None:
             visible = torch.arange(hidden.shape[1], device=queries.device) <= queries[:, None]
@@ -139,6 +142,10 @@ class Attention(nn.Module):
         if cos is not None and sin is not None:
             heads = rotate(heads, cos, sin)
         return heads.to(kind)
+
+    def _for_each_query(self, heads: torch.Tensor) -> torch.Tensor:
+        """Repeat key or value heads, [B, T, kv_heads, D] to [B, T, heads, D]."""
+        return heads.repeat_interleave(self.queries_of_each, dim=2) if self.grouped else heads
 
     def _shape(self, hidden: torch.Tensor) -> tuple[int, int, int, int]:
         return (hidden.shape[0], hidden.shape[1], -1, self.head_size)

@@ -14,6 +14,7 @@ from pretrain.data import loader
 from pretrain.evidence.metrics import counts
 from pretrain.loop import LoopParts
 from pretrain.machine.signals import StopRequest
+from pretrain.models import CHECKPOINTING
 from pretrain.telemetry.sink import Note, StepRow
 from tests.loop.lineages import end_of
 from tests.loop.probes import Unsynced, hook_loss, last_record, newest_attempt, noise
@@ -78,6 +79,25 @@ def test_on_or_off_the_weights_and_the_other_rows_are_the_same(
     seen = [(row["step"], row.get("name", "mixture")) for row in watched if row["event"] in ("monitor", "mixture")]
     at = {"blocks": 2, "activations": 1, "attention": 3, "mixture": 3}
     assert seen == [(step, name) for step in range(1, 9) for name, every in at.items() if step % every == 0]
+
+
+@pytest.mark.parametrize("task", ["text", "iq"])
+def test_blocks_that_are_computed_again_are_seen_once(tmp_path: Path, task: str) -> None:
+    """Weights and all rows, those of the monitors among them, are the same with any activation checkpointing."""
+    common = (
+        "training.precision=bfloat16",
+        "training.max_steps=8",
+        "model.dropout=0.1",
+        "model.sliding_window=5",
+        *EVERY,
+    )
+    found = []
+    for how in CHECKPOINTING:
+        config = tiny(tmp_path, task, *common, f"training.activation_checkpointing={how}", run=how)
+        assert train(config).verdict == "done"
+        found.append((last_record(tmp_path / how).content_sha256, rows_of(tmp_path / how)))
+    assert found[0] == found[1] == found[2]
+    assert {row["name"] for row in found[0][1] if row["event"] == "monitor"} == {"blocks", "activations", "attention"}
 
 
 @pytest.mark.parametrize("task", ["text", "iq"])
