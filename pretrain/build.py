@@ -12,7 +12,7 @@ from pretrain.config import RunConfig
 from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
 from pretrain.machine import random_state
-from pretrain.models import MODELS
+from pretrain.models import MODELS, roles
 from pretrain.optimizers import OPTIMIZERS, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.schedule import SCHEDULES
@@ -108,7 +108,7 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of the config over the parameters of `model`, its state as before the first step."""
     optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer.name].build(
-        config.optimizer.settings, list(model.named_parameters())
+        config.optimizer.settings, list(model.named_parameters()), roles(model)
     )
     return optimizer
 

@@ -41,6 +41,15 @@ class DivergedError(PretrainError):
     resumable = False
 
 
+class ProjectionError(DivergedError):
+    """The gradient of a matrix has no singular vectors to project it on."""
+
+    advice = (
+        "the same gradient has no basis again: set optimizer.use_galore=false, or another optimizer.galore_rank or "
+        "optimizer.galore_update_interval, and start another run"
+    )
+
+
 class ThermalError(PretrainError):
     """The GPU is too hot, or its temperature can no longer be read; what was reached is saved."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from pretrain import optimizers
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import DecoderSettings
@@ -44,6 +45,7 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_precision(config, precision_is_given),
         *_task(config),
         *_model(config),
+        *optimizers.contradictions(config.optimizer.name, config.optimizer.settings),
         *schedule.contradictions(config.scheduler.settings),
         *_ranges(config),
         *_validation(config),

@@ -13,6 +13,7 @@ from pretrain.config.settings import (
     SECTIONS,
     SOURCE,
     TRACKER_MAP,
+    Group,
     NamedSection,
     Setting,
     groups_of,
@@ -94,18 +95,33 @@ def _sections() -> Iterator[str]:
 def _entries(chooser: NamedSection, where: str) -> Iterator[str]:
     names = ", ".join(f"`{name}`" for name in chooser.table)
     yield f"`{where}.{chooser.key}` picks one of {names}; by default `{chooser.default}`.\n"
+    groups: dict[str, list[tuple[Group, str]]] = {}
     for name, entry in chooser.table.items():
-        yield from _settings(entry.settings, where, name)
+        sentence, explained = explanations(entry.settings)
+        yield f"**{name}**: {sentence}\n"
+        yield from _table(entry.settings, explained, None)
+        for key, group in groups_of(entry.settings).items():
+            known = groups.setdefault(key, [])
+            if not known:
+                known.append((group, explained[key]))
+            elif known[0][0] != group:
+                raise ValueError(f"{where}.{key}: expected one group of settings, the same of every {chooser.key}")
+    for key, [(group, meaning)] in groups.items():
+        yield from _group(key, group, where, meaning)
 
 
-def _settings(cls: type[Any], where: str, name: str = "", defaults: Any = None, meaning: str = "") -> Iterator[str]:
+def _settings(cls: type[Any], where: str, defaults: Any = None, meaning: str = "") -> Iterator[str]:
     """One settings class and the groups in it; meaning: what the key that holds it is, where it is a group."""
     sentence, explained = explanations(cls)
-    yield f"{f'**{name}**: ' if name else ''}{meaning or sentence}\n"
+    yield f"{meaning or sentence}\n"
     yield from _table(cls, explained, defaults)
     for key, group in groups_of(cls, defaults).items():
-        yield f"### {where}.{key}\n"
-        yield from _settings(group.settings, f"{where}.{key}", "", group.defaults, _capital(explained[key]))
+        yield from _group(key, group, where, explained[key])
+
+
+def _group(key: str, group: Group, where: str, meaning: str) -> Iterator[str]:
+    yield f"### {where}.{key}\n"
+    yield from _settings(group.settings, f"{where}.{key}", group.defaults, _capital(meaning))
 
 
 def _table(cls: type[Any], explained: dict[str, str], defaults: Any) -> Iterator[str]:

@@ -16,12 +16,6 @@ LATER: frozenset[str] = frozenset(
         "model.experts",
         "optimizer.lr_scaling",
         "optimizer.base_batch_size",
-        "optimizer.groups",
-        "optimizer.use_galore",
-        "optimizer.galore_rank",
-        "optimizer.galore_update_interval",
-        "optimizer.galore_scale",
-        "optimizer.galore_max_dim",
         "checkpoint.asynchronous",
         "checkpoint.storage_wait_seconds",
     ]

@@ -234,7 +234,10 @@ def _element(annotation: Any) -> Any:
 
 
 def _length(setting: Setting) -> int | None:
-    """How many values a list must hold: as many as its default when they are numbers, such as [0.9, 0.95]."""
+    """How many values a list must hold: as many as its type names, or as its default when they are numbers."""
+    for option in _options(setting.annotation):
+        if typing.get_origin(option) is tuple and typing.get_args(option)[-1] is not Ellipsis:
+            return len(typing.get_args(option))
     if not isinstance(setting.default, list | tuple) or not setting.default:
         return None
     for option in _options(setting.annotation):

@@ -8,6 +8,7 @@ from pretrain.models.attention import Attention
 from pretrain.models.block import Block
 from pretrain.models.decoder import Decoder, build_decoder
 from pretrain.models.flops import flops_per_position
+from pretrain.models.roles import roles
 from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
 from pretrain.registry import Entry
 
@@ -38,4 +39,5 @@ __all__ = [
     "build_decoder",
     "check",
     "flops_per_position",
+    "roles",
 ]

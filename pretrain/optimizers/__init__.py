@@ -4,11 +4,24 @@ from typing import Any
 
 import torch
 
+from pretrain.optimizers.adafactor import AdafactorSettings, build_adafactor
 from pretrain.optimizers.adamw import AdamWSettings, build_adamw
+from pretrain.optimizers.apollo import ApolloSettings, build_apollo
+from pretrain.optimizers.apollo_mini import ApolloMiniSettings, build_apollo_mini
+from pretrain.optimizers.groups import contradictions
+from pretrain.optimizers.lion import LionSettings, build_lion
+from pretrain.optimizers.muon import MuonSettings, build_muon
+from pretrain.optimizers.sgd import SgdSettings, build_sgd
 from pretrain.registry import Entry
 
 OPTIMIZERS: dict[str, Entry[Any, torch.optim.Optimizer]] = {
     "adamw": Entry(AdamWSettings, build_adamw),
+    "sgd": Entry(SgdSettings, build_sgd),
+    "adafactor": Entry(AdafactorSettings, build_adafactor),
+    "muon": Entry(MuonSettings, build_muon),
+    "lion": Entry(LionSettings, build_lion),
+    "apollo": Entry(ApolloSettings, build_apollo),
+    "apollo_mini": Entry(ApolloMiniSettings, build_apollo_mini),
 }
 
 
@@ -33,14 +46,17 @@ def moment_ratio(optimizer: torch.optim.Optimizer) -> float | None:
     """Return the median over elements of sqrt(v_hat) / |g|, g the gradients as they are now; waits for the device.
 
     v_hat is Adam's second moment without its bias towards 0 (Kingma and Ba, arXiv 1412.6980, algorithm 1). At most
-    about a million elements are looked at, evenly spread. None where the state holds no such moment yet.
+    about a million elements are looked at, evenly spread, of the parameters that have such a moment for each element:
+    GaLore's and APOLLO's are of another shape. None where the state holds none, or none yet.
     """
     every = max(1, sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"]) >> 20)
     found = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state, gradient = optimizer.state[parameter], parameter.grad
-            if gradient is None or "exp_avg_sq" not in state or "betas" not in group or not state["step"] >= 1:
+            if gradient is None or "exp_avg_sq" not in state or state["exp_avg_sq"].shape != gradient.shape:
+                continue
+            if "betas" not in group or not state["step"] >= 1:
                 continue
             bias = 1 - group["betas"][1] ** state["step"].to(parameter.device)
             second = state["exp_avg_sq"].flatten()[::every].float() / bias
@@ -56,4 +72,4 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_multiplier"]
 
 
-__all__ = ["OPTIMIZERS", "AdamWSettings", "build_adamw", "flat_state", "moment_ratio", "set_learning_rate"]
+__all__ = ["OPTIMIZERS", "contradictions", "flat_state", "moment_ratio", "set_learning_rate"]

@@ -1,14 +1,17 @@
-"""AdamW with decay on matrices only, and its whole state in place before the first step."""
+"""AdamW with its whole state in place before the first step, and with GaLore where that is asked for."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.nn import Parameter
 
+from pretrain.optimizers.combined import combine
+from pretrain.optimizers.galore import galore, split_by_galore
+from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.low_rank import ADAM
 from pretrain.registry import limited
 
-_FUSED_DEVICES = ("cpu", "cuda")
+FUSED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -18,37 +21,51 @@ class AdamWSettings:
     lr: peak learning rate; the scheduler multiplies it.
     betas: decay rates of the running means of the gradient and of its square.
     eps: added to the root of the second moment.
-    weight_decay: decay per step, times the learning rate, of every parameter with two or more dimensions.
+    weight_decay: decay per step, times the learning rate, of every part that `groups` gives no other.
+    groups: values of their own for parts of the model.
+    use_galore: moments of attention and feed-forward matrices in a space of low rank (Zhao et al., arXiv 2403.03507).
+    galore_rank: dimension of that space; a matrix whose shorter side is no longer than this takes the plain path.
+    galore_update_interval: steps from one singular value decomposition of the gradient, which finds the space, to the
+      next.
+    galore_scale: what the step is multiplied by on its way back to the whole matrix.
+    galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
     """
 
     lr: float = limited(3.0e-3, above=0)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
     eps: float = limited(1.0e-8, above=0)
     weight_decay: float = limited(0.1, at_least=0)
+    groups: RoleGroups = BY_ROLE
+    use_galore: bool = False
+    galore_rank: int = limited(128, at_least=1)
+    galore_update_interval: int = limited(200, at_least=1)
+    galore_scale: float = limited(0.25, above=0)
+    galore_max_dim: int = limited(8192, at_least=1)
 
 
-def build_adamw(settings: AdamWSettings, named_parameters: Sequence[tuple[str, Parameter]]) -> torch.optim.Optimizer:
-    """AdamW over two groups, matrices (embeddings included) with decay and the scales of norms without.
+def build_adamw(settings: AdamWSettings, named_parameters: NamedParameters, roles: Roles) -> torch.optim.Optimizer:
+    """AdamW over the groups of `roles`, two by default: with decay, and norms, biases and embeddings without."""
+    low, plain = split_by_galore(settings, named_parameters, roles)
+    return combine(
+        [
+            galore(parameter_groups(settings, low, roles), ADAM, settings),
+            adamw_over(parameter_groups(settings, plain, roles)),
+        ]
+    )
+
+
+def adamw_over(groups: list[dict[str, Any]]) -> torch.optim.AdamW | None:
+    """Return PyTorch's AdamW over these groups, None where there are none.
 
     `step`, `exp_avg` and `exp_avg_sq` of every parameter exist from here on, as the zeros that the first
     step would make, so that a checkpoint of step 0 names the same tensors as any later one.
     """
-    matrices = [(name, parameter) for name, parameter in named_parameters if parameter.dim() >= 2]
-    vectors = [(name, parameter) for name, parameter in named_parameters if parameter.dim() < 2]
-    groups = [
-        {"params": chosen, "weight_decay": decay, "lr_multiplier": 1.0}
-        for chosen, decay in ((matrices, settings.weight_decay), (vectors, 0.0))
-        if chosen
-    ]
-    fused = all(parameter.device.type in _FUSED_DEVICES for _, parameter in named_parameters)
-    optimizer = torch.optim.AdamW(
-        groups,
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=fused,
-    )
-    for _, parameter in named_parameters:
+    if not groups:
+        return None
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    optimizer = torch.optim.AdamW(groups, fused=fused)
+    for parameter in parameters:
         optimizer.state[parameter] = {
             # Only the fused kernel counts steps on the device; the others read the count on the host.
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),

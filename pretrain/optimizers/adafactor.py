@@ -1,0 +1,95 @@
+"""Adafactor, PyTorch's own, with its whole state in place before the first step, and with GaLore on request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.optimizers.combined import combine
+from pretrain.optimizers.galore import galore, split_by_galore
+from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.low_rank import FACTORED
+from pretrain.registry import limited
+
+
+@dataclass(frozen=True)
+class AdafactorSettings:
+    """Adafactor (Shazeer and Stern, arXiv 1804.04235), PyTorch's: second moments as row and column means, no first.
+
+    lr: peak of the relative step: a parameter moves by min(lr, 1 / sqrt(step)) times its own root mean square, so past
+      step 1 / lr^2 the rate falls whatever the scheduler says; the scheduler multiplies it.
+    beta2_decay: exponent of the weight, step^beta2_decay, that the newest squared gradient has in its running mean.
+    eps: lower bound of the root of the second moment.
+    parameter_eps: lower bound of the root mean square of a parameter that its step is relative to.
+    clip_threshold: largest root mean square of an update before it is scaled.
+    weight_decay: decay per step, times the learning rate, of every part that `groups` gives no other.
+    groups: values of their own for parts of the model.
+    use_galore: moments of attention and feed-forward matrices in a space of low rank (Zhao et al., arXiv 2403.03507);
+      the basis takes more memory than it saves here, where no first moment is kept.
+    galore_rank: dimension of that space; a matrix whose shorter side is no longer than this takes the plain path.
+    galore_update_interval: steps from one singular value decomposition of the gradient, which finds the space, to the
+      next.
+    galore_scale: what the step is multiplied by on its way back to the whole matrix.
+    galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
+    """
+
+    lr: float = limited(1.0e-2, above=0)
+    beta2_decay: float = limited(-0.8, at_most=0)
+    # PyTorch squares it: smaller ones would be 0 in float32, and a zero gradient then NaN.
+    eps: float = limited(1.0e-8, at_least=1e-18)
+    parameter_eps: float = limited(1.0e-3, at_least=0)
+    clip_threshold: float = limited(1.0, at_least=1)
+    weight_decay: float = limited(0.1, at_least=0)
+    groups: RoleGroups = BY_ROLE
+    use_galore: bool = False
+    galore_rank: int = limited(128, at_least=1)
+    galore_update_interval: int = limited(200, at_least=1)
+    galore_scale: float = limited(0.25, above=0)
+    galore_max_dim: int = limited(8192, at_least=1)
+
+
+def build_adafactor(
+    settings: AdafactorSettings, named_parameters: NamedParameters, roles: Roles
+) -> torch.optim.Optimizer:
+    """Adafactor over the groups of `roles`; with two dimensions and more, the last two are factored.
+
+    State of each: `step` on the CPU, where PyTorch reads it, and `row_var` and `col_var`, or `variance` of a vector.
+    """
+    low, plain = split_by_galore(settings, named_parameters, roles)
+    return combine([galore(_groups(settings, low, roles), FACTORED, settings), _plain(_groups(settings, plain, roles))])
+
+
+def _groups(settings: AdafactorSettings, named: NamedParameters, roles: Roles) -> list[dict[str, Any]]:
+    """The groups with the keys that PyTorch's Adafactor reads."""
+    return [
+        group
+        | {
+            "eps": (group["eps"], settings.parameter_eps),
+            "beta2_decay": settings.beta2_decay,
+            "d": settings.clip_threshold,
+        }
+        for group in parameter_groups(settings, named, roles)
+    ]
+
+
+def _plain(groups: list[dict[str, Any]]) -> torch.optim.Adafactor | None:
+    if not groups:
+        return None
+    optimizer = torch.optim.Adafactor(groups)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32),
+                **_moments(parameter.detach()),
+            }
+    return optimizer
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    if parameter.dim() < 2:
+        return {"variance": torch.zeros_like(parameter)}
+    return {
+        "row_var": torch.zeros_like(parameter[..., :1], memory_format=torch.contiguous_format),
+        "col_var": torch.zeros_like(parameter[..., :1, :], memory_format=torch.contiguous_format),
+    }

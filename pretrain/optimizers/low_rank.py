@@ -1,0 +1,109 @@
+"""What the optimizers with moments of low rank share: which matrices, the side to project, and the rules of moments."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from pretrain.optimizers.groups import NamedParameters, Roles
+
+# Embeddings, head and router keep whole moments, as in the published code of GaLore and APOLLO: the gradient of an
+# embedding has few rows that are not zero and others at each step, so that no basis of one step fits the next.
+ROLES = ("attention", "feed_forward")
+
+State = dict[str, Tensor]
+Group = dict[str, Any]
+
+
+def split(
+    named_parameters: NamedParameters, roles: Roles, fits: Callable[[Parameter], bool]
+) -> tuple[NamedParameters, NamedParameters]:
+    """Return the matrices of attention and feed-forward layers that `fits` takes, and all other parameters."""
+    low = [
+        (name, parameter)
+        for name, parameter in named_parameters
+        if parameter.dim() == 2 and roles[name] in ROLES and fits(parameter)
+    ]
+    chosen = {name for name, _ in low}
+    return low, [(name, parameter) for name, parameter in named_parameters if name not in chosen]
+
+
+def on_the_right(parameter: Tensor) -> bool:
+    """Whether the columns of a matrix are projected: its rows are at least as many. The longer side stays whole."""
+    return parameter.shape[0] >= parameter.shape[1]
+
+
+def low_shape(parameter: Tensor, rank: int) -> tuple[int, int]:
+    """Return the shape of the projected gradient: [rows, rank] or [rank, columns]."""
+    rows, columns = parameter.shape
+    return (rows, rank) if on_the_right(parameter) else (rank, columns)
+
+
+def state_type(parameter: Tensor) -> torch.dtype:
+    """Return the type of moments and bases: float32, or float64 for float64 parameters."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How moments turn a projected gradient into a step.
+
+    make(like): the moments before the first step for a gradient of shape, type and device of `like`.
+    step(gradient, state, group, parameter): moves the moments on by one gradient and returns what is to be subtracted,
+    of the gradient's shape, the learning rate in it; `state["step"]` counts that gradient already.
+    """
+
+    make: Callable[[Tensor], State]
+    step: Callable[[Tensor, State, Group, Tensor], Tensor]
+
+
+def adam_moments(like: Tensor) -> State:
+    """Return the two moments of Adam, zeros."""
+    return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like)}
+
+
+def adam_direction(gradient: Tensor, state: State, group: Group) -> Tensor:
+    """Move both moments on and return m_hat / (sqrt(v_hat) + eps): Kingma and Ba, arXiv 1412.6980, algorithm 1."""
+    (beta1, beta2), count = group["betas"], state["step"].item()
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (second / (1 - beta2**count)).sqrt_().add_(group["eps"])
+    return first.div(1 - beta1**count).div_(root)
+
+
+def _adam_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) -> Tensor:
+    return adam_direction(gradient, state, group).mul_(group["lr"])
+
+
+def _factored_moments(like: Tensor) -> State:
+    return {"row_var": torch.zeros_like(like[:, :1]), "col_var": torch.zeros_like(like[:1])}
+
+
+def _factored_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) -> Tensor:
+    """Adafactor (Shazeer and Stern, arXiv 1804.04235) in the form of `torch.optim.Adafactor`, whose keys a group has.
+
+    Relative to the RMS of the whole weight, as the step of the plain matrix is.
+    """
+    (eps, smallest), count = group["eps"], state["step"].item()
+    row, column = state["row_var"], state["col_var"]
+    weight = count ** group["beta2_decay"]
+    square = gradient.square()
+    row.lerp_(square.mean(dim=1, keepdim=True), weight)
+    column.lerp_(square.mean(dim=0, keepdim=True), weight)
+    second = row @ column / row.mean().clamp(min=eps)
+    update = second.clamp_(min=eps * eps).rsqrt_().mul_(gradient)
+    size = max(smallest, _rms(parameter)) * min(group["lr"], 1 / math.sqrt(count))
+    return update.mul_(size / max(1.0, _rms(update) / group["d"]))
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) / math.sqrt(tensor.numel())
+
+
+ADAM = Rule(adam_moments, _adam_step)
+FACTORED = Rule(_factored_moments, _factored_step)
