@@ -11,7 +11,7 @@ from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Rol
 from pretrain.optimizers.low_rank import ADAM
 from pretrain.registry import limited
 
-FUSED_DEVICES = ("cpu", "cuda")
+_FUSED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def adamw_over(groups: list[dict[str, Any]]) -> torch.optim.AdamW | None:
     if not groups:
         return None
     parameters = [parameter for group in groups for _, parameter in group["params"]]
-    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    fused = all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
     optimizer = torch.optim.AdamW(groups, fused=fused)
     for parameter in parameters:
         optimizer.state[parameter] = {

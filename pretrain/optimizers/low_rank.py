@@ -81,7 +81,7 @@ def _adam_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) 
 
 
 def _factored_moments(like: Tensor) -> State:
-    return {"row_var": torch.zeros_like(like[:, :1]), "col_var": torch.zeros_like(like[:1])}
+    return {"row_var": like.new_zeros(like.shape[0], 1), "col_var": like.new_zeros(1, like.shape[1])}
 
 
 def _factored_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) -> Tensor:

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pretrain.optimizers.adamw import FUSED_DEVICES
 from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
 from pretrain.registry import limited
 
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """Stochastic gradient descent (PyTorch's, fused), with momentum.
+    """Stochastic gradient descent (PyTorch's), with momentum.
 
     lr: peak learning rate; the scheduler multiplies it.
     momentum: decay rate of the running sum of gradients; 0 = none, and no state.
@@ -42,7 +41,8 @@ def build_sgd(settings: SgdSettings, named_parameters: NamedParameters, roles: R
         parameter_groups(settings, named_parameters, roles),
         momentum=settings.momentum,
         nesterov=settings.nesterov,
-        fused=all(parameter.device.type in FUSED_DEVICES for _, parameter in named_parameters),
+        # The fused kernel of PyTorch 2.13 gives bfloat16 momenta on the CPU other bits at every run.
+        fused=False,
     )
     for _, parameter in named_parameters if settings.momentum > 0 else ():
         optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
