@@ -51,7 +51,8 @@ def _scalar(kind: Any, setting: Setting) -> st.SearchStrategy[Any]:
         inner = _scalar(typing.get_args(kind)[0], setting)
         if kind == tuple[str, ...]:
             return st.lists(inner, min_size=1, max_size=3)
-        return st.lists(inner, min_size=len(setting.default), max_size=len(setting.default)).map(sorted)
+        length = len(typing.get_args(kind)) if typing.get_origin(kind) is tuple else len(setting.default)
+        return st.lists(inner, min_size=length, max_size=length).map(sorted)
     if "choices" in limits:
         return st.sampled_from(limits["choices"])
     if kind is bool:
@@ -106,6 +107,15 @@ def _domains(draw: Any, task: str, least: int) -> dict[str, Any]:
     return dict(found)
 
 
+def _fit_optimizer(optimizer: dict[str, Any]) -> None:
+    """Take out what the optimizer that was drawn does not have, and momentum that another key needs."""
+    kept = ("betas", "eps") if optimizer["optimizer_class"] != "muon" else ()
+    for role in optimizer["groups"].values():
+        role |= {key: None for key in ("betas", "eps") if key not in optimizer or key not in kept}
+    if optimizer.get("momentum") == 0:
+        optimizer["nesterov"] = False
+
+
 @st.composite
 def texts(draw: Any) -> str:
     """The text of a configuration that is valid, keys that depend on each other made to fit."""
@@ -139,6 +149,7 @@ def texts(draw: Any) -> str:
         st.sampled_from(["mean", *(tree["data"]["validation"] or tree["data"]["train"])])
     )
     tree["telemetry"]["csv_log_path"] = tree["telemetry"]["csv_log_path"].replace("\\", "_") + ".csv"
+    _fit_optimizer(tree["optimizer"])
     if "decay_ratio" in tree["scheduler"]:
         tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
     return text_of({section: tree[section] for section in SECTIONS})

@@ -13,17 +13,31 @@ from pretrain import gradients
 from pretrain.batch import Batch, StepBatch
 from pretrain.errors import ConfigError
 from pretrain.machine.precision import autocast
-from pretrain.models import MODELS
+from pretrain.models import MODELS, roles
 from pretrain.optimizers import OPTIMIZERS, flat_state, set_learning_rate
 from pretrain.tasks import TASKS, Task
 
 DEVICE = torch.device("cpu")
 ROWS, LENGTH = 4, 64
 
+# Rows with other than default settings: state that the defaults do not make, and intervals that end within a test.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw_galore": (
+        "adamw",
+        {"use_galore": True, "galore_rank": 16, "galore_update_interval": 2, "galore_scale": 1.0},
+    ),
+    "adafactor_galore": (
+        "adafactor",
+        {"use_galore": True, "galore_rank": 16, "galore_update_interval": 2, "galore_scale": 1.0, "lr": 0.02},
+    ),
+    "apollo_often": ("apollo", {"update_interval": 2}),
+}
+
 # Every model and every optimizer meets every task; models and optimizers do not concern each other.
 COMBINATIONS = sorted(
     {(task, model, "adamw") for task, model in itertools.product(TASKS, MODELS)}
     | {(task, "decoder", optimizer) for task, optimizer in itertools.product(TASKS, OPTIMIZERS)}
+    | {("text", "decoder", variant) for variant in VARIANTS}
 )
 
 
@@ -52,7 +66,7 @@ class Complex:
 
 @dataclass
 class Run:
-    """A task, a model and an optimizer, from default settings but for a feature."""
+    """A task, a model and an optimizer, from default settings but for a feature or a variant."""
 
     task: Task
     source: Any
@@ -116,7 +130,8 @@ def build(combination: tuple[str, str, str], seed: int, precision: str = "float3
         task = entry.build(settings, source, LENGTH)
     row = MODELS[model_name]
     model = row.build(row.settings(**feature.model), task.input_spec, task.max_positions, seed, **feature.built)
-    chosen = OPTIMIZERS[optimizer_name]
-    optimizer = chosen.build(chosen.settings(), list(model.named_parameters()))
-    set_learning_rate(optimizer, chosen.settings().lr)
+    name, changes = VARIANTS.get(optimizer_name, (optimizer_name, {}))
+    chosen = OPTIMIZERS[name].settings(**changes)
+    optimizer = OPTIMIZERS[name].build(chosen, list(model.named_parameters()), roles(model))
+    set_learning_rate(optimizer, chosen.lr)
     return Run(task, source, model, optimizer, precision)

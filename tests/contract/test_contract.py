@@ -7,7 +7,7 @@ from pretrain.batch import Batch
 from pretrain.models import MODELS, blocks
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.tasks import TASKS
-from tests.contract.rows import COMBINATIONS, DEVICE, LENGTH, ROWS, Run, build
+from tests.contract.rows import COMBINATIONS, DEVICE, LENGTH, ROWS, VARIANTS, Run, build
 
 every_row = pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
 
@@ -19,7 +19,7 @@ def clones(run: Run) -> dict[str, torch.Tensor]:
 def test_every_row_is_in_a_combination() -> None:
     assert {task for task, _, _ in COMBINATIONS} == set(TASKS)
     assert {model for _, model, _ in COMBINATIONS} == set(MODELS)
-    assert {optimizer for _, _, optimizer in COMBINATIONS} == set(OPTIMIZERS)
+    assert {optimizer for _, _, optimizer in COMBINATIONS} == {*OPTIMIZERS, *VARIANTS}
 
 
 @every_row

@@ -15,7 +15,7 @@ TABLE = "optimizers/__init__.py"
 FILE = "optimizers/plain_sgd.py"
 SOURCE = '''"""Plain stochastic gradient descent, with momentum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,7 @@ class PlainSgdSettings:
 
 
 def build_plain_sgd(
-    settings: PlainSgdSettings, named_parameters: Sequence[tuple[str, Parameter]]
+    settings: PlainSgdSettings, named_parameters: Sequence[tuple[str, Parameter]], roles: Mapping[str, str]
 ) -> torch.optim.Optimizer:
     """One group; the momentum of every parameter exists from here on."""
     group = {"params": list(named_parameters), "lr_multiplier": 1.0}
