@@ -103,15 +103,17 @@ class Twin:
         on = self._conditions
         if on.rate <= 0:
             return None
+        norm = float(clip(self._parameters, on.max_norm))
+        if not math.isfinite(norm):
+            norm = rescue(self._parameters, on.max_norm)
+        if not math.isfinite(norm):
+            return math.nan  # No update of such gradients is finite, and some optimizers refuse to make one.
         before = [parameter.detach().clone() for parameter in self._parameters]
         optimizer = self._build(self._model)
         with torch.no_grad():
             for name, tensor in flat_state(optimizer).items() if moments else ():
                 tensor.copy_(moments[name])
         set_learning_rate(optimizer, on.rate)
-        norm = clip(self._parameters, on.max_norm)
-        if not math.isfinite(float(norm)):
-            rescue(self._parameters, on.max_norm)
         optimizer.step()
         changes = torch._foreach_sub([parameter.detach() for parameter in self._parameters], before)
         change = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(changes))))

@@ -92,7 +92,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("data.train.corpus.path=" + "x" * 5000, "it is longer than 4096 characters"),
     ("run.dir=null", "run.dir must be text; found null"),
     ("data.train.corpus.source=txt", "data.train.corpus.source must be one of text, iq, synthetic-iq; found 'txt'"),
-    ("optimizer.optimizer_class=adam", "must be one of adamw, sgd, adafactor, muon, lion, apollo, apollo_mini; found 'adam'; did"),
+    (
+        "optimizer.optimizer_class=adam",
+        "must be one of adamw, sgd, adafactor, muon, lion, apollo, apollo_mini; found 'adam'; did",
+    ),
     ("optimizer.groups.body.eps=1", "optimizer.groups.body is not a setting of optimizer.groups; expected embeddings,"),
     ("optimizer.groups.head.lr=1", "optimizer.groups.head.lr is not a setting of optimizer.groups.head; did you mean"),
     ("optimizer.groups.head.betas=[0.9]", "optimizer.groups.head.betas must be a list of 2 values, each a finite"),
