@@ -106,8 +106,7 @@ class RunState:
     def is_finite(self) -> bool:
         """Whether every number of the model and the optimizer is finite; waits for the device."""
         floats = [tensor for tensor in self.state_tensors().values() if tensor.is_floating_point() and tensor.numel()]
-        # Some optimizers count their steps on the CPU.
-        bounds = torch.stack([bound.double().to(self.device) for one in floats for bound in torch.aminmax(one)])
+        bounds = torch.stack([bound.double() for tensor in floats for bound in torch.aminmax(tensor)])
         return bool(torch.isfinite(bounds).all())
 
     def snapshot(self, spare: Snapshot | None = None) -> Snapshot:

@@ -54,7 +54,8 @@ def build_adafactor(
 ) -> torch.optim.Optimizer:
     """Adafactor over the groups of `roles`; with two dimensions and more, the last two are factored.
 
-    State of each: `step` on the CPU, where PyTorch reads it, and `row_var` and `col_var`, or `variance` of a vector.
+    State of each, there from the start: `step`, and `row_var` and `col_var`, or `variance` of a vector, in its type.
+    PyTorch's step waits for the device three times for each parameter.
     """
     low, plain = split_by_galore(settings, named_parameters, roles)
     return combine([galore(_groups(settings, low, roles), FACTORED, settings), _plain(_groups(settings, plain, roles))])
@@ -80,7 +81,7 @@ def _plain(groups: list[dict[str, Any]]) -> torch.optim.Adafactor | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 **_moments(parameter.detach()),
             }
     return optimizer

@@ -13,7 +13,17 @@ from torch.nn import Parameter
 from pretrain.optimizers.adamw import adamw_over
 from pretrain.optimizers.combined import combine
 from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
-from pretrain.optimizers.low_rank import adam_direction, adam_moments, low_shape, on_the_right, split, state_type
+from pretrain.optimizers.low_rank import (
+    Matrix,
+    adam_direction,
+    adam_moments,
+    count_gradients,
+    low_shape,
+    new_count,
+    on_the_right,
+    split,
+    state_type,
+)
 from pretrain.registry import limited
 
 GROWTH_LIMIT = 1.01
@@ -53,8 +63,8 @@ class Apollo(torch.optim.Optimizer):
     Where the norm of the result is more than 1.01 times that of the step before, it is brought down to that; after a
     step of norm 0, which would forbid every later one, nothing is limited. Weight decay acts before the step.
 
-    State of each matrix, there from the start: `step` (float32, on the CPU), `projection`, `exp_avg`, `exp_avg_sq` and
-    `norm`, at least float32. P is drawn on the CPU by a generator of its own, from the name of the parameter and the
+    State of each matrix, there from the start: `step`, `projection`, `exp_avg`, `exp_avg_sq` and `norm`, at least
+    float32. P is drawn on the CPU by a generator of its own, from the name of the parameter and the
     number of the refresh, so that no other random number moves and a device draws no other one. It is kept as a tensor,
     since to draw it at every step would cost more than the update, and a later PyTorch may draw other numbers.
     """
@@ -72,7 +82,7 @@ class Apollo(torch.optim.Optimizer):
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             rank, like = ranks(parameter), {"dtype": state_type(parameter), "device": parameter.device}
             self.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": new_count(parameter),
                 "projection": torch.zeros((rank, min(parameter.shape)), **like),
                 **adam_moments(torch.zeros(low_shape(parameter, rank), **like)),
                 "norm": torch.zeros((), **like),
@@ -81,24 +91,22 @@ class Apollo(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step with the gradients as they are; a parameter without one stays."""
-        for group in self.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                turn, since = divmod(int(state["step"].item()), self._interval)
-                if since == 0:
-                    state["projection"].copy_(random_projection(state["projection"].shape, f"{name} {turn}"))
-                state["step"] += 1
-                update = self._scaled(parameter.grad.to(state_type(parameter)), state, group)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * self._scale)
+        for one in count_gradients(self):
+            turn, since = divmod(one.before, self._interval)
+            if since == 0:
+                projection = one.state["projection"]
+                projection.copy_(random_projection(projection.shape, f"{one.name} {turn}"))
+            one.state["step"] += 1
+            update = self._scaled(one)
+            one.parameter.mul_(1 - one.group["lr"] * one.group["weight_decay"])
+            one.parameter.add_(update.to(one.parameter.dtype), alpha=-one.group["lr"] * self._scale)
 
-    def _scaled(self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+    def _scaled(self, one: Matrix) -> Tensor:
         """Return the gradient times what the moments say of it, its growth limited."""
+        gradient, state = one.gradient, one.state
         projection, right = state["projection"], on_the_right(gradient)
         low = gradient @ projection.T if right else projection @ gradient
-        direction = adam_direction(low, state, group)
+        direction = adam_direction(low, one.before + 1, state, one.group)
         along = (1 if right else 0) if self._by_channel else (0, 1)
         size = torch.linalg.vector_norm(low, dim=along, keepdim=True)
         factor = torch.linalg.vector_norm(direction, dim=along, keepdim=True) / size

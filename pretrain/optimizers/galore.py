@@ -1,6 +1,6 @@
 """GaLore: the moments of a matrix kept in the space of the leading singular vectors of its gradient."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +9,16 @@ from torch.nn import Parameter
 
 from pretrain.errors import ConfigError, ProjectionError
 from pretrain.optimizers.groups import NamedParameters, Roles
-from pretrain.optimizers.low_rank import Group, Rule, State, low_shape, on_the_right, split, state_type
+from pretrain.optimizers.low_rank import (
+    Group,
+    Rule,
+    count_gradients,
+    low_shape,
+    new_count,
+    on_the_right,
+    split,
+    state_type,
+)
 
 
 class GaLoreKeys(Protocol):
@@ -61,9 +70,9 @@ class GaLore(torch.optim.Optimizer):
     are then, not turned into the new basis, as in the paper's code. Weight decay acts on the whole weight, before the
     step, as AdamW's does.
 
-    State of each matrix, there from the start: `step` (float32, on the CPU, since it is read at each step), `basis` and
-    the moments of the rule, at least float32. The signs of singular vectors differ between machines, so the basis is
-    in the checkpoint, and is never computed again in mid-interval.
+    State of each matrix, there from the start: `step`, `basis` and the moments of the rule, at least float32. The signs
+    of singular vectors differ between machines, so the basis is in the checkpoint and is not computed again in
+    mid-interval.
     """
 
     def __init__(self, groups: list[Group], rule: Rule, settings: GaLoreKeys) -> None:
@@ -75,7 +84,7 @@ class GaLore(torch.optim.Optimizer):
             rows, columns = parameter.shape
             basis = (rank, columns) if on_the_right(parameter) else (rows, rank)
             self.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": new_count(parameter),
                 "basis": torch.zeros(basis, dtype=kind, device=device),
                 **rule.make(torch.zeros(low_shape(parameter, rank), dtype=kind, device=device)),
             }
@@ -83,24 +92,19 @@ class GaLore(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step. Raises ProjectionError where a gradient has no basis, before any weight or moment moves."""
-        for _, name, parameter, gradient, state in self._with_gradients():
-            if state["step"].item() % self._settings.galore_update_interval == 0:
-                state["basis"].copy_(_leading(name, gradient, on_the_right(parameter), self._settings.galore_rank))
-        for group, _, parameter, gradient, state in self._with_gradients():
-            state["step"] += 1
-            basis, right = state["basis"], on_the_right(parameter)
-            low = gradient @ basis.T if right else basis.T @ gradient
-            step = self._rule.step(low, state, group, parameter)
+        matrices, settings = count_gradients(self), self._settings
+        for one in matrices:
+            if one.before % settings.galore_update_interval == 0:
+                basis = _leading(one.name, one.gradient, on_the_right(one.parameter), settings.galore_rank)
+                one.state["basis"].copy_(basis)
+        for one in matrices:
+            one.state["step"] += 1
+            basis, right = one.state["basis"], on_the_right(one.parameter)
+            low = one.gradient @ basis.T if right else basis.T @ one.gradient
+            step = self._rule.step(low, one.before + 1, one.state, one.group, one.parameter)
             whole = step @ basis if right else basis @ step
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(whole.to(parameter.dtype), alpha=-self._settings.galore_scale)
-
-    def _with_gradients(self) -> Iterator[tuple[Group, str, Parameter, Tensor, State]]:
-        """Every parameter that has a gradient, with its group, name, gradient in the type of the state, and state."""
-        for group in self.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                if parameter.grad is not None:
-                    yield group, name, parameter, parameter.grad.to(state_type(parameter)), self.state[parameter]
+            one.parameter.mul_(1 - one.group["lr"] * one.group["weight_decay"])
+            one.parameter.add_(whole.to(one.parameter.dtype), alpha=-settings.galore_scale)
 
 
 def _leading(name: str, gradient: Tensor, right: bool, rank: int) -> Tensor:

@@ -53,12 +53,46 @@ class Rule:
     """How moments turn a projected gradient into a step.
 
     make(like): the moments before the first step for a gradient of shape, type and device of `like`.
-    step(gradient, state, group, parameter): moves the moments on by one gradient and returns what is to be subtracted,
-    of the gradient's shape, the learning rate in it; `state["step"]` counts that gradient already.
+    step(gradient, count, state, group, parameter): moves the moments on by the gradient of number `count`, from 1, and
+    returns what is to be subtracted, of the gradient's shape, the learning rate in it.
     """
 
     make: Callable[[Tensor], State]
-    step: Callable[[Tensor, State, Group, Tensor], Tensor]
+    step: Callable[[Tensor, int, State, Group, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter that has a gradient, with its name, group and state, and how many gradients came before this one."""
+
+    name: str
+    parameter: Parameter
+    group: Group
+    state: State
+    before: int
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient in the type of the state."""
+        assert self.parameter.grad is not None
+        return self.parameter.grad.to(state_type(self.parameter))
+
+
+def new_count(parameter: Tensor) -> Tensor:
+    """Return the `step` of a state, 0: float32, and on the device of the parameter as all of its state is."""
+    return torch.zeros((), dtype=torch.float32, device=parameter.device)
+
+
+def count_gradients(optimizer: torch.optim.Optimizer) -> list[Matrix]:
+    """Return every parameter that has a gradient. Waits for the device, once for all of them."""
+    found = [
+        (name, parameter, group, optimizer.state[parameter])
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        if parameter.grad is not None
+    ]
+    counts = torch.stack([state["step"] for *_, state in found]).tolist() if found else []
+    return [Matrix(*one, int(count)) for one, count in zip(found, counts, strict=True)]
 
 
 def adam_moments(like: Tensor) -> State:
@@ -66,9 +100,9 @@ def adam_moments(like: Tensor) -> State:
     return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like)}
 
 
-def adam_direction(gradient: Tensor, state: State, group: Group) -> Tensor:
+def adam_direction(gradient: Tensor, count: int, state: State, group: Group) -> Tensor:
     """Move both moments on and return m_hat / (sqrt(v_hat) + eps): Kingma and Ba, arXiv 1412.6980, algorithm 1."""
-    (beta1, beta2), count = group["betas"], state["step"].item()
+    beta1, beta2 = group["betas"]
     first, second = state["exp_avg"], state["exp_avg_sq"]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -76,20 +110,20 @@ def adam_direction(gradient: Tensor, state: State, group: Group) -> Tensor:
     return first.div(1 - beta1**count).div_(root)
 
 
-def _adam_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) -> Tensor:
-    return adam_direction(gradient, state, group).mul_(group["lr"])
+def _adam_step(gradient: Tensor, count: int, state: State, group: Group, parameter: Tensor) -> Tensor:
+    return adam_direction(gradient, count, state, group).mul_(group["lr"])
 
 
 def _factored_moments(like: Tensor) -> State:
     return {"row_var": like.new_zeros(like.shape[0], 1), "col_var": like.new_zeros(1, like.shape[1])}
 
 
-def _factored_step(gradient: Tensor, state: State, group: Group, parameter: Tensor) -> Tensor:
+def _factored_step(gradient: Tensor, count: int, state: State, group: Group, parameter: Tensor) -> Tensor:
     """Adafactor (Shazeer and Stern, arXiv 1804.04235) in the form of `torch.optim.Adafactor`, whose keys a group has.
 
     Relative to the RMS of the whole weight, as the step of the plain matrix is.
     """
-    (eps, smallest), count = group["eps"], state["step"].item()
+    eps, smallest = group["eps"]
     row, column = state["row_var"], state["col_var"]
     weight = count ** group["beta2_decay"]
     square = gradient.square()

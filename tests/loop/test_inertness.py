@@ -1,5 +1,6 @@
 """A rejected step leaves all of a run as it was, but for where it is in the data and what is on record of it."""
 
+import itertools
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,12 @@ KINDS = [
 # Dropout draws in the refused step itself, and in the experiments of its incident.
 DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "task.chunk_tokens=5")
 CASES = [*KINDS, ("loss", DRAWING, 1), ("huge", (*UNCLIPPED, *DRAWING), 1)]
+# The first optimizer under all conditions, and every other one under two of them: a rejected step reaches none.
+CONDITIONS = [
+    (optimizer, precision, micro_batches)
+    for optimizer, precision, micro_batches in itertools.product(OPTIMIZERS, PRECISIONS, (1, 4))
+    if optimizer == next(iter(OPTIMIZERS)) or (precision, micro_batches) in (("float32", 4), ("bfloat16", 1))
+]
 MOVED = {"state.batch", "loader"}
 REFUSED = {*MOVED, "ledger.retries", "ledger.incidents"}
 CLIMBED = {*MOVED, "ledger.incidents", "ledger.ladder.skips", "ledger.ladder.skips_in_a_row"}
@@ -78,9 +85,7 @@ def run(
     return states
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(("optimizer", "precision", "micro_batches"), CONDITIONS)
 @pytest.mark.parametrize(
     ("kind", "overrides", "healthy"),
     CASES,
