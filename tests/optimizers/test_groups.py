@@ -1,16 +1,21 @@
 """Groups by role: their defaults, what a role can change, and what is refused."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from pretrain.batch import InputSpec
+from pretrain.build import build_optimizer
+from pretrain.config import parse, to_yaml
+from pretrain.errors import ConfigError
 from pretrain.models import MODELS, roles
 from pretrain.optimizers import OPTIMIZERS, contradictions, set_learning_rate
 from pretrain.optimizers.groups import RoleGroups, RoleSettings
 from tests.optimizers.parts import ROLES, parameters, take_steps, values
+from tests.tiny import tiny
 
 NAMES = [field.name for field in dataclasses.fields(RoleGroups)]
 
@@ -115,6 +120,22 @@ def test_the_roles_of_the_decoder() -> None:
     assert (
         roles(row.build(row.settings(), InputSpec("patches", 8), 32, 1))["model.embed_patches.weight"] == "embeddings"
     )
+
+
+def test_the_groups_of_a_config_reach_the_optimizer(tmp_path: Path) -> None:
+    words = ("optimizer.groups.attention.lr_multiplier=0.5", "optimizer.groups.attention.betas=[0.8, 0.9]")
+    config = tiny(tmp_path, "text", *words)
+    model = MODELS["decoder"].build(config.model.settings, InputSpec("tokens", 256), 16, 1)
+    group = group_of(build_optimizer(config, model), "model.layers.0.self_attn.q_proj.weight")
+    assert (group["lr"], group["lr_multiplier"], group["betas"]) == (0.005, 0.5, (0.8, 0.9))
+    assert parse(to_yaml(config), "x") == config
+
+
+def test_a_config_with_a_key_that_nothing_would_obey_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.groups\.head\.betas is set, but sgd has none; take it out"):
+        tiny(tmp_path, "text", "optimizer.optimizer_class=sgd", "optimizer.groups.head.betas=[0.8, 0.9]")
+    with pytest.raises(ConfigError, match=r"optimizer\.nesterov needs optimizer\.momentum above 0"):
+        tiny(tmp_path, "text", "optimizer.optimizer_class=sgd", "optimizer.momentum=0")
 
 
 def test_a_part_that_is_not_known_is_named() -> None:
