@@ -42,11 +42,11 @@ KINDS = [
 # Dropout draws in the refused step itself, and in the experiments of its incident.
 DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "task.chunk_tokens=5")
 CASES = [*KINDS, ("loss", DRAWING, 1), ("huge", (*UNCLIPPED, *DRAWING), 1)]
-# The first optimizer under all conditions, and every other one under two of them: a rejected step reaches none.
+# The first optimizer under all conditions, and every other one under one of them: a rejected step reaches none.
 CONDITIONS = [
     (optimizer, precision, micro_batches)
     for optimizer, precision, micro_batches in itertools.product(OPTIMIZERS, PRECISIONS, (1, 4))
-    if optimizer == next(iter(OPTIMIZERS)) or (precision, micro_batches) in (("float32", 4), ("bfloat16", 1))
+    if optimizer == next(iter(OPTIMIZERS)) or (precision, micro_batches) == ("float32", 4)
 ]
 MOVED = {"state.batch", "loader"}
 REFUSED = {*MOVED, "ledger.retries", "ledger.incidents"}
