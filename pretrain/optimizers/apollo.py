@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from pretrain.optimizers.adamw import adamw_over
 from pretrain.optimizers.combined import combine
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups, split_hidden
 from pretrain.optimizers.low_rank import (
     Matrix,
     adam_direction,
@@ -21,7 +21,6 @@ from pretrain.optimizers.low_rank import (
     low_shape,
     new_count,
     on_the_right,
-    split,
     state_type,
 )
 from pretrain.registry import limited
@@ -130,7 +129,7 @@ def apollo_and_adamw(
     settings: Any, named_parameters: NamedParameters, roles: Roles, ranks: Callable[[Parameter], int], by_channel: bool
 ) -> torch.optim.Optimizer:
     """Return APOLLO over the matrices with a shorter side above their rank, and AdamW over all other parameters."""
-    low, others = split(named_parameters, roles, lambda parameter: min(parameter.shape) > ranks(parameter))
+    low, others = split_hidden(named_parameters, roles, lambda parameter: min(parameter.shape) > ranks(parameter))
     groups = parameter_groups(settings, low, roles)
     part = Apollo(groups, ranks, settings.update_interval, settings.scale, by_channel) if groups else None
     return combine([part, adamw_over(parameter_groups(settings, others, roles))])

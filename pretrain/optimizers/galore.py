@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pretrain.errors import ConfigError, ProjectionError
-from pretrain.optimizers.groups import NamedParameters, Roles
+from pretrain.optimizers.groups import NamedParameters, Roles, split_hidden
 from pretrain.optimizers.low_rank import (
     Group,
     Rule,
@@ -16,7 +16,6 @@ from pretrain.optimizers.low_rank import (
     low_shape,
     new_count,
     on_the_right,
-    split,
     state_type,
 )
 
@@ -51,7 +50,7 @@ def split_by_galore(
     def fits(parameter: Parameter) -> bool:
         return min(parameter.shape) > settings.galore_rank and max(parameter.shape) <= settings.galore_max_dim
 
-    low, plain = split(named_parameters, roles, fits)
+    low, plain = split_hidden(named_parameters, roles, fits)
     if not low:
         raise ConfigError(
             "optimizer.use_galore: no matrix of the attention or feed-forward layers has a shorter side above "

@@ -1,7 +1,7 @@
 """Parameter groups by role: which parts of a model take another rate, decay, betas or eps than the optimizer's own."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from pretrain.registry import limited
 
 NamedParameters = Sequence[tuple[str, Parameter]]
 Roles = Mapping[str, str]
+# Muon, GaLore and APOLLO are for these, as in their published code. The gradient of an embedding or a head has few rows
+# that are not zero, and others at each step.
+HIDDEN_ROLES = ("attention", "feed_forward")
 # What a group holds only where the optimizer has it.
 _MOMENT_KEYS = ("betas", "eps")
 
@@ -72,6 +75,19 @@ def parameter_groups(settings: Any, named_parameters: NamedParameters, roles: Ro
             values[key] = getattr(settings, key) if given is None else given
         found.setdefault(tuple(values.items()), {**values, "params": []})["params"].append((name, parameter))
     return list(found.values())
+
+
+def split_hidden(
+    named_parameters: NamedParameters, roles: Roles, fits: Callable[[Parameter], bool]
+) -> tuple[NamedParameters, NamedParameters]:
+    """Return the matrices of attention and feed-forward layers that `fits` takes, and all other parameters."""
+    hidden = [
+        (name, parameter)
+        for name, parameter in named_parameters
+        if parameter.dim() == 2 and roles[name] in HIDDEN_ROLES and fits(parameter)
+    ]
+    chosen = {name for name, _ in hidden}
+    return hidden, [(name, parameter) for name, parameter in named_parameters if name not in chosen]
 
 
 def contradictions(name: str, settings: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the optimizers with moments of low rank share: which matrices, the side to project, and the rules of moments."""
+"""What the optimizers with moments of low rank share: the side to project, the state, and the rules of moments."""
 
 import math
 from collections.abc import Callable
@@ -9,27 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from pretrain.optimizers.groups import NamedParameters, Roles
-
-# Embeddings, head and router keep whole moments, as in the published code of GaLore and APOLLO: the gradient of an
-# embedding has few rows that are not zero and others at each step, so that no basis of one step fits the next.
-ROLES = ("attention", "feed_forward")
-
 State = dict[str, Tensor]
 Group = dict[str, Any]
-
-
-def split(
-    named_parameters: NamedParameters, roles: Roles, fits: Callable[[Parameter], bool]
-) -> tuple[NamedParameters, NamedParameters]:
-    """Return the matrices of attention and feed-forward layers that `fits` takes, and all other parameters."""
-    low = [
-        (name, parameter)
-        for name, parameter in named_parameters
-        if parameter.dim() == 2 and roles[name] in ROLES and fits(parameter)
-    ]
-    chosen = {name for name, _ in low}
-    return low, [(name, parameter) for name, parameter in named_parameters if name not in chosen]
 
 
 def on_the_right(parameter: Tensor) -> bool:

@@ -7,8 +7,15 @@ import torch
 
 from pretrain.optimizers.adamw import adamw_over
 from pretrain.optimizers.combined import combine
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
-from pretrain.optimizers.low_rank import split
+from pretrain.optimizers.groups import (
+    BY_ROLE,
+    HIDDEN_ROLES,
+    NamedParameters,
+    RoleGroups,
+    Roles,
+    parameter_groups,
+    split_hidden,
+)
 from pretrain.registry import limited
 
 
@@ -28,7 +35,7 @@ class MuonSettings:
     groups: values of their own for parts of the model; attention and feed_forward have neither betas nor eps.
     """
 
-    roles_without_moments: ClassVar[tuple[str, ...]] = ("attention", "feed_forward")
+    roles_without_moments: ClassVar[tuple[str, ...]] = HIDDEN_ROLES
 
     lr: float = limited(3.0e-3, above=0)
     momentum: float = limited(0.95, at_least=0, below=1)
@@ -46,7 +53,7 @@ def build_muon(settings: MuonSettings, named_parameters: NamedParameters, roles:
 
     State: `momentum_buffer` of the first, `step`, `exp_avg` and `exp_avg_sq` of the others, all there from the start.
     """
-    matrices, others = split(named_parameters, roles, lambda parameter: True)
+    matrices, others = split_hidden(named_parameters, roles, lambda parameter: True)
     return combine(
         [
             _muon(settings, parameter_groups(settings, matrices, roles)),
