@@ -34,7 +34,7 @@ class AdafactorSettings:
     galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
     """
 
-    lr: float = limited(1.0e-2, above=0)
+    lr: float = limited(3.0e-2, above=0)
     beta2_decay: float = limited(-0.8, at_most=0)
     # PyTorch squares it: smaller ones would be 0 in float32, and a zero gradient then NaN.
     eps: float = limited(1.0e-8, at_least=1e-18)

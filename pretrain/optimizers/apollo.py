@@ -43,7 +43,7 @@ class ApolloSettings:
     groups: values of their own for parts of the model.
     """
 
-    lr: float = limited(3.0e-3, above=0)
+    lr: float = limited(1.0e-2, above=0)
     rank: int | None = limited(None, at_least=1)
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(1.0, above=0)

@@ -20,9 +20,9 @@ class LionSettings:
     groups: values of their own for parts of the model.
     """
 
-    lr: float = limited(5.0e-4, above=0)
+    lr: float = limited(1.0e-3, above=0)
     betas: tuple[float, float] = limited((0.9, 0.99), at_least=0, below=1)
-    weight_decay: float = limited(0.5, at_least=0)
+    weight_decay: float = limited(0.3, at_least=0)
     groups: RoleGroups = BY_ROLE
 
 

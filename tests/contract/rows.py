@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "adafactor_galore": (
         "adafactor",
-        {"use_galore": True, "galore_rank": 16, "galore_update_interval": 2, "galore_scale": 1.0, "lr": 0.02},
+        {"use_galore": True, "galore_rank": 16, "galore_update_interval": 2, "galore_scale": 1.0},
     ),
     "apollo_often": ("apollo", {"update_interval": 2}),
 }
