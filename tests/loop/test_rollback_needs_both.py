@@ -18,10 +18,10 @@ from tests.loop.states import States
 from tests.tiny import tiny
 
 HURT = 64  # the step after which the second moments are spoiled; 60 is the newest checkpoint
-# A rate that this model bears, and second moments that keep what they know, as in a long run.
+# A rate that this model bears, with decay of all its matrices, and second moments that keep what they know, as in a long run.
 SETTINGS = (
     *("training.max_steps=80", "training.batch_size=4", "model.layers=1", "scheduler={scheduler_type: constant}"),
-    *("optimizer.lr=3.0e-2", "optimizer.betas=[0.9, 0.999]"),
+    *("optimizer.lr=3.0e-2", "optimizer.betas=[0.9, 0.999]", "optimizer.groups.embeddings.weight_decay=0.1"),
     *("checkpoint.checkpoint_every_n_steps=10", "validation.validate_every_n_steps=100"),
     *("spikes.window_steps=16", "spikes.warmup_steps=16", "spikes.healthy_steps=8"),
     *(
