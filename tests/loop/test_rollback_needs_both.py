@@ -18,7 +18,8 @@ from tests.loop.states import States
 from tests.tiny import tiny
 
 HURT = 64  # the step after which the second moments are spoiled; 60 is the newest checkpoint
-# A rate that this model bears, with decay of all its matrices, and second moments that keep what they know, as in a long run.
+# A rate that this model bears where all its matrices decay, and second moments that keep what they know, as in a long
+# run.
 SETTINGS = (
     *("training.max_steps=80", "training.batch_size=4", "model.layers=1", "scheduler={scheduler_type: constant}"),
     *("optimizer.lr=3.0e-2", "optimizer.betas=[0.9, 0.999]", "optimizer.groups.embeddings.weight_decay=0.1"),
