@@ -89,7 +89,9 @@ def _sections() -> Iterator[str]:
             names = ", ".join(f"`{name}`" for name in TRACKERS)
             yield f"The name is one of {names}; {{}} takes one with its defaults, null does without it.\n"
             for name, entry in TRACKERS.items():
-                yield from _settings(entry.settings, where, name)
+                sentence, explained = explanations(entry.settings)
+                yield f"**{name}**: {sentence}\n"
+                yield from _table(entry.settings, explained, None)
 
 
 def _entries(chooser: NamedSection, where: str) -> Iterator[str]:
