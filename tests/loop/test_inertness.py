@@ -41,7 +41,7 @@ KINDS = [
 ]
 # Dropout draws in the refused step itself, and in the experiments of its incident.
 DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "task.chunk_tokens=5")
-CASES = [*KINDS, ("loss", DRAWING, 1), ("huge", (*UNCLIPPED, *DRAWING), 1)]
+CASES = [*KINDS, ("loss", DRAWING, 1)]
 # The first optimizer under all conditions, and every other one under one of them: a rejected step reaches none.
 CONDITIONS = [
     (optimizer, precision, micro_batches)
