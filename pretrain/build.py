@@ -15,7 +15,7 @@ from pretrain.machine import random_state
 from pretrain.models import MODELS, roles
 from pretrain.optimizers import OPTIMIZERS, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
-from pretrain.policy.schedule import SCHEDULES
+from pretrain.policy.schedule import SCHEDULES, scaled_peak
 from pretrain.registry import Choice
 from pretrain.state import RunState
 from pretrain.tasks import TASKS, Task
@@ -87,8 +87,7 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
         .to(device)
     )
     optimizer = build_optimizer(config, model)
-    multiplier = SCHEDULES[config.scheduler.name].build(config.scheduler.settings)
-    peak = config.optimizer.settings.lr
+    learning_rate = learning_rate_of(config)
     loader = StatefulLoader(
         data.train,
         seed=training.seed,
@@ -101,8 +100,22 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
     scaler = LossScale() if training.precision == "float16" else None
     seeded = random_state.capture(device)
     state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler, seeded=seeded)
-    set_learning_rate(optimizer, peak * multiplier(0))
-    return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
+    set_learning_rate(optimizer, learning_rate(0))
+    return BuiltRun(task=task, state=state, learning_rate=learning_rate)
+
+
+def learning_rate_of(config: RunConfig) -> Callable[[int], float]:
+    """Return the rate of the schedule for the step after so many completed ones."""
+    multiplier, peak = SCHEDULES[config.scheduler.name].build(config.scheduler.settings), peak_learning_rate(config)
+    return lambda step: peak * multiplier(step)
+
+
+def peak_learning_rate(config: RunConfig) -> float:
+    """Return the rate that the schedule multiplies: `optimizer.lr`, scaled to the effective batch where that is set."""
+    settings, training = config.optimizer.settings, config.training
+    batch = training.batch_size * training.gradient_accumulation_steps
+    scaling, base = getattr(settings, "lr_scaling", "none"), getattr(settings, "base_batch_size", None)
+    return scaled_peak(settings.lr, scaling, batch, base)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -116,6 +116,16 @@ def resume(
         str | None,
         typer.Option("--expect-sha256", help="Refuse unless the parent's record has this hash.", metavar="HEX"),
     ] = None,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option("--checkpoint", help="Go on from this step's checkpoint of the attempt.", metavar="STEP", min=0),
+    ] = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Let scheduler.* change: another run from there on, on record.")
+    ] = False,
+    require_latest: Annotated[
+        bool, typer.Option("--require-latest", help="Refuse where the newest checkpoint is cut short or has no record.")
+    ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
     json_: Json = False,
@@ -124,6 +134,8 @@ def resume(
     """Verify an attempt, open a child attempt and go on to the same bytes."""
 
     def work() -> int:
+        if require_latest and checkpoint is not None:
+            raise ConfigError("--require-latest asks for the newest checkpoint: use it without --checkpoint")
         stop = _listen()
         with stop.interrupting():
             from pretrain import lineage
@@ -139,6 +151,9 @@ def resume(
                 [screen],
                 require_bit_exact=require_bit_exact,
                 expect_sha256=expected,
+                step=checkpoint,
+                migrate=migrate,
+                require_latest=require_latest,
             )
             return _answer(result, json_)
 
@@ -168,10 +183,12 @@ def verify_manifest(
         if sums:
             return _give(lineage.sums(path))
         reports = lineage.verify_lineage(path, expect_sha256) if follow else [lineage.verify(path, expect_sha256)]
+        migrated = lineage.migrations(reports[0]) if follow else []
         code = 0 if all(report.sound for report in reports) and reports[0].ok else 3
         if not json_:
-            return _give("".join(report.text() for report in reports), code)
-        above = {"lineage": [report.answer() for report in reports[1:]]} if follow else {}
+            told = [lineage.migration_text(row) for row in migrated]
+            return _give("".join([*(report.text() for report in reports), *told]), code)
+        above = {"lineage": [report.answer() for report in reports[1:]], "migrated": migrated} if follow else {}
         return _give(_json_text(reports[0].answer() | above), code)
 
     _run(work, json_)

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pretrain import files
 from pretrain.errors import ConfigError, IntegrityError, StorageError
@@ -61,6 +63,24 @@ def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verific
             break
         found.append(_verify_bound(folder, above))
     return found
+
+
+def migrations(report: Verification) -> list[dict[str, Any]]:
+    """Where the lineage of an attempt that verifies became another run: `step`, and `keys` with old and new value."""
+    path = report.path / metrics.NAME
+    if not report.sound or not path.is_file():
+        return []
+    return [{"step": row["step"], "keys": row["keys"]} for row in metrics.migrations(path)]
+
+
+def migration_text(row: Mapping[str, Any]) -> str:
+    """The same of one row for a person."""
+    changes = ", ".join(f"{key} {_shown(values)}" for key, values in row["keys"].items())
+    return f"migrated at step {row['step']}, another run from there on: {changes}\n"
+
+
+def _shown(values: Any) -> str:
+    return " -> ".join("null" if value is None else str(value) for value in values)
 
 
 def _parent_of(folder: Path) -> Parent | None:

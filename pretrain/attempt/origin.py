@@ -12,6 +12,7 @@ from pretrain.config import RunConfig, parse
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, incident, manifest, metrics, namespace, verification
 from pretrain.evidence.checkpoint import CheckpointRecord
+from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
 from pretrain.policy.cadence import is_on_cadence
@@ -23,9 +24,9 @@ class Origin:
     """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
 
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
-    one where that died before its first checkpoint. finished: the manifest when the named attempt is done. passed_over:
-    what lies there of newer checkpoints and is none, for a person to know. incidents: the files of the incidents up to
-    the checkpoint, by path.
+    one where that died before its first checkpoint, and owner the config of that attempt. finished: the manifest when
+    the named attempt is done. passed_over: what lies there of newer checkpoints and is none, for a person to know.
+    incidents: the files of the incidents up to the checkpoint, by path.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Origin:
     manifest_sha256: str | None
     passed_over: tuple[str, ...] = ()
     incidents: Mapping[str, bytes] = field(default_factory=dict)
+    owner: RunConfig | None = None
 
     @property
     def step(self) -> int:
@@ -46,21 +48,22 @@ class Origin:
         return self.record.step if self.record is not None else 0
 
 
-def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin:
+def find_origin(run_dir: Path, number: int, expect_sha256: str | None, step: int | None = None) -> Origin:
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
 
     A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint and the metric
     prefix that it binds, while the files of that checkpoint are verified when they are loaded. IntegrityError names
     what does not verify. expect_sha256: the hash that the manifest, or the checkpoint record, must have.
+    step: that of the checkpoint of this attempt to go on from, None = the newest.
     """
     named = namespace.attempt_folder(run_dir, number)
     environment = namespace.read_environment(named)
-    try:
-        config = parse(namespace.read_config(named, environment), str(named / namespace.CONFIG))
-    except ConfigError as error:
-        raise IntegrityError(f"{named}: its config.yaml cannot be read back: {error}") from error
+    config = _config_of(named, environment)
     finished, manifest_sha256 = _manifest(named)
-    folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
+    if step is None or (finished is not None and finished.latest.step == step):
+        folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
+    else:
+        folder, parent = named, Parent(number, "checkpoint", checkpoint.read_record(_place(named, step)).record_sha256)
     if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
         found = parent.record_sha256 if parent is not None else "no record at all"
         raise IntegrityError(f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}")
@@ -78,9 +81,27 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
         for name in map(incident.name_of, range(1, count + 1))
         if name not in incidents
     )
+    owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
-        number, config, environment, folder, parent, place, record, finished, manifest_sha256, passed_over, incidents
+        *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
+        *(passed_over, incidents, owner),
     )
+
+
+def _config_of(folder: Path, environment: Mapping[str, Any]) -> RunConfig:
+    try:
+        return parse(namespace.read_config(folder, environment), str(folder / namespace.CONFIG))
+    except ConfigError as error:
+        raise IntegrityError(f"{folder}: its config.yaml cannot be read back: {error}") from error
+
+
+def _place(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of `step` in an attempt; ConfigError names those that there are."""
+    saved = dict(checkpoint.list_checkpoints(folder))
+    if step not in saved:
+        steps = ", ".join(map(str, saved)) or "none"
+        raise ConfigError(f"--checkpoint: {folder} holds no checkpoint of step {step}; it holds those of {steps}")
+    return saved[step]
 
 
 def _passed_over(folder: Path, step: int) -> tuple[str, ...]:
@@ -138,16 +159,29 @@ def _locate(
 def checkpoints_of(run_dir: Path, number: int) -> Iterator[tuple[int, Path]]:
     """Yield step and folder of every checkpoint of attempt `number` and its ancestors, the youngest attempt first.
 
-    An ancestor whose folder was removed since holds none, nor does anything before it.
+    An ancestor whose folder was removed since holds none, nor does anything before it. What an ancestor saved after the
+    checkpoint that its child went on from is no part of the lineage.
     """
     above: int | None = number
+    last: float = float("inf")
     while above is not None:
         folder = namespace.attempt_folder(run_dir, above)
         if not folder.is_dir():
             return
-        yield from checkpoint.list_checkpoints(folder)
+        yield from ((step, place) for step, place in checkpoint.list_checkpoints(folder) if step <= last)
         parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
         above = None if parent is None else parent.attempt
+        if parent is not None and parent.kind == "checkpoint":
+            last = min(last, _step_of(namespace.attempt_folder(run_dir, parent.attempt), parent.record_sha256))
+
+
+def _step_of(folder: Path, record_sha256: str) -> int:
+    """Return the step of the checkpoint of an attempt that has this record, -1 where it is gone or damaged."""
+    for step, place in reversed(checkpoint.list_checkpoints(folder)):
+        with contextlib.suppress(IntegrityError):
+            if files.hash_file(place / RECORD_NAME).sha256 == record_sha256:
+                return step
+    return -1
 
 
 def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path]:

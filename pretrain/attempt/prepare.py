@@ -9,6 +9,7 @@ import torch
 
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin
+from pretrain.attempt.starting_point import Start, load_start
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
@@ -39,9 +40,10 @@ class Prepared:
     thermometer: Thermometer | None
     identity: str
     environment: dict[str, Any]
+    start: Start
 
 
-def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Prepared:
+def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origin: Origin | None = None) -> Prepared:
     check_allowed(config.faults)
     _check_places(config)
     check_installed(config.telemetry.trackers)
@@ -52,6 +54,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
     data = build_data(config)
     with memory_explained(config, lambda: "before the first step"):
         built = build_run(config, data, device)
+        start = load_start(config, built.state.model, origin)
     csv_path = Path(config.telemetry.csv_log_path)
     if csv_path.is_absolute():  # A relative one lies in the attempt's folder, which is new.
         check_place(csv_path, csv_columns(config, built), rotate=config.telemetry.csv_rotate_on_schema_change)
@@ -62,8 +65,9 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink]) -> Pr
         device=device,
         sensors=sensors,
         thermometer=thermometer,
-        identity=identity_sha256(config, data.hashes()),
+        identity=identity_sha256(config, data.hashes(), start.weights_sha256),
         environment=environment.describe(device, config.training.deterministic),
+        start=start,
     )
 
 
@@ -141,12 +145,7 @@ def _thermometer(config: RunConfig, sensors: Sensors | None) -> Thermometer | No
 def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
     """Return what may have changed a bit since the lineage began; IntegrityError when it is not the same run."""
     check_same_data(prepared.data.records, origin.environment["data"], f"attempt {origin.number:04d}")
-    if origin.record is not None and origin.record.identity_sha256 != prepared.identity:
-        raise IntegrityError(
-            f"{origin.checkpoint}: belongs to another configuration (identity {origin.record.identity_sha256}, "
-            f"this one {prepared.identity}): config.yaml of attempt {origin.number:04d} was changed, "
-            "or another version of pretrain wrote it"
-        )
+    check_identity(origin, prepared)
     told = dict(origin.environment)
     determinism = dict(told["determinism"])
     reasons = list(determinism.pop("reasons", []))
@@ -157,6 +156,19 @@ def surroundings(origin: Origin, prepared: Prepared) -> list[str]:
         if reason not in reasons:
             reasons.append(reason)
     return reasons
+
+
+def check_identity(origin: Origin, prepared: Prepared) -> None:
+    """Raise IntegrityError unless the checkpoint of `origin` is of the config that its own attempt has on record."""
+    if origin.record is None or origin.owner is None:
+        return
+    expected = identity_sha256(origin.owner, prepared.data.hashes(), prepared.start.weights_sha256)
+    if origin.record.identity_sha256 != expected:
+        raise IntegrityError(
+            f"{origin.checkpoint}: belongs to another configuration (identity {origin.record.identity_sha256}, "
+            f"this one {expected}): config.yaml of attempt {origin.folder.name} was changed, "
+            "or another version of pretrain wrote it"
+        )
 
 
 def _moved(origin: Origin) -> list[str]:

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
+from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.trackers import open_feeds
-from pretrain.config import RunConfig, RunSettings, parse, resumed, to_yaml, warnings
+from pretrain.config import RunConfig, RunSettings, parse, to_yaml, value_text, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
@@ -70,26 +72,37 @@ def resume_attempt(
     *,
     require_bit_exact: bool = False,
     expect_sha256: str | None = None,
+    step: int | None = None,
+    migrate: bool = False,
+    require_latest: bool = False,
 ) -> AttemptResult:
-    """Verify the attempt that `path` means, open a child attempt and go on from its newest checkpoint.
+    """Verify the attempt that `path` means, open a child and go on from its newest checkpoint, or that of `step`.
 
+    migrate: the child may have another schedule, and so be another run from there on; a row of its stream says so.
+    require_latest: refuse where something newer than that checkpoint lies there and is none.
     A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
     """
     spent = TimeSpent()
     run_dir, number = namespace.resolve(path)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         with stop.interrupting():
-            origin = find_origin(run_dir, number, expect_sha256)
-            config = replace(resumed(origin.config, overrides), run=RunSettings(dir=str(run_dir)))
+            origin = find_origin(run_dir, number, expect_sha256, step)
+            if require_latest:
+                refuse_passed_over(origin)
+            config, migrated = child_config(origin, overrides, migrate=migrate)
+            config = replace(config, run=RunSettings(dir=str(run_dir)))
             _check_readable(config)
-            if origin.finished is not None and config.training.max_steps <= origin.finished.step:
-                return _nothing_to_do(run_dir, origin, sinks)
-            prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks)
+            if not migrated:
+                refuse_the_same_again(origin, config)
+                if origin.finished is not None and config.training.max_steps <= origin.finished.step:
+                    return _nothing_to_do(run_dir, origin, sinks)
+            prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
             reasons = surroundings(origin, prepared)
             if require_bit_exact and reasons:
                 raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
             restore(prepared.built, origin)
         newest = namespace.newest(run_dir) or number
+        _say_what_is_left(origin, sinks)
         if newest != number:
             text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
@@ -98,7 +111,18 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent)
+        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, migrated=migrated)
+
+
+def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
+    """Tell that newer checkpoints of the attempt are not gone on from: what they led to stays in its folder alone."""
+    newer = [step for step, _ in checkpoint.list_checkpoints(origin.folder) if step > origin.step]
+    if newer:
+        text = (
+            f"going on from step {origin.step}: attempt {origin.folder.name} keeps steps up to {newer[-1]} for itself"
+        )
+        for sink in sinks:
+            sink.emit(Note(kind="warning", text=text))
 
 
 def _refuse_unusable(run_dir: Path) -> None:
@@ -151,6 +175,7 @@ def _run_attempt(
     spent: TimeSpent,
     profile: tuple[int, int] | None = None,
     memory_snapshot: int | None = None,
+    migrated: Keys = MappingProxyType({}),
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -177,7 +202,7 @@ def _run_attempt(
                 feeds.enter_context(contextlib.closing(feed)) for feed in open_feeds(parts, prepared, run_dir, origin)
             ]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
-                _work(parts, prepared, origin, reasons)
+                _work(parts, prepared, origin, reasons, migrated)
         parts.sinks = sinks
         stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
@@ -212,7 +237,12 @@ def _create(
     described["determinism"] = {**described["determinism"], "reasons": reasons}
     record = namespace.bound(
         namespace.environment_record(
-            attempt=number, parent=parent, data=prepared.data.records, tokenizer_sha256=None, **described
+            attempt=number,
+            parent=parent,
+            data=prepared.data.records,
+            tokenizer_sha256=None,
+            init=prepared.start.record,
+            **described,
         ),
         config,
     )
@@ -264,7 +294,7 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
     return CsvLog(folder / settings.csv_log_path, names, rotate=settings.csv_rotate_on_schema_change)
 
 
-def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str]) -> None:
+def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str], migrated: Keys) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
     set_learning_rate(state.optimizer, parts.learning_rate(state.step))
@@ -273,14 +303,16 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
         limit_targets(parts, find_targets(Path(prepared.config.run.dir), origin, every))
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
-    begin = beginning(prepared.config, prepared.data, parts, origin)
+    begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
     for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    for text in [*inexact, *warnings(prepared.config)]:
+    for text in [*inexact, *prepared.start.notes, *warnings(prepared.config)]:
         show(parts, Note(kind="warning", text=text))
         writer.event("warning", state.step, text=text)
+    if migrated:
+        _record_migration(parts, origin, migrated)
     if state.step == 0 and writer.cursor == metrics.EMPTY:
         parameters = sum(parameter.numel() for parameter in state.model.parameters())
         writer.row(rows.begin(task=prepared.config.task.name, parameters=parameters))
@@ -292,11 +324,26 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     train(parts)
 
 
+def _record_migration(parts: LoopParts, origin: Origin | None, keys: Keys) -> None:
+    """Put on record what makes this another run from here on, before anything that follows from it."""
+    assert origin is not None
+    step = parts.state.step
+    parts.writer.row(rows.migrated(step=step, keys=keys))
+    changes = ", ".join(f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in keys.items())
+    show(parts, Note(kind="resumed", text=f"another run from step {step} on: {changes}"))
+    text = jump(origin, parts.config)
+    if text is not None:
+        show(parts, Note(kind="warning", text=text))
+        parts.writer.event("warning", step, text=text)
+
+
 def _validation_is_missing(parts: LoopParts) -> bool:
     """Whether the checkpoint was saved for a signal that came before the validation due at its step was recorded."""
     step, config = parts.state.step, parts.config
     if not is_due_or_last(step, config.validation.validate_every_n_steps, config.training.max_steps):
         return False
-    # Batches refused since then, and a validation loss that became worse, leave rows of their own behind it.
-    last = metrics.last_row(parts.writer.folder / metrics.NAME, parts.writer.cursor, besides=("skipped", "alarm"))
+    # Batches refused since then, a validation loss that became worse, and a migration leave rows behind it.
+    last = metrics.last_row(
+        parts.writer.folder / metrics.NAME, parts.writer.cursor, besides=("skipped", "alarm", "migrated")
+    )
     return last is not None and last["event"] != "validation"

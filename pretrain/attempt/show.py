@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from pretrain.attempt.origin import Origin
-from pretrain.build import RunData
+from pretrain.attempt.starting_point import Start
+from pretrain.build import RunData, peak_learning_rate
 from pretrain.config import RunConfig
 from pretrain.loop import LoopParts
 from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
@@ -22,7 +23,7 @@ def resume_command(run_dir: Path) -> str:
     return f"pretrain resume --attempt {shlex.quote(str(run_dir))}"
 
 
-def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin | None) -> Begin:
+def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin | None, start: Start) -> Begin:
     """Return the lines at the start of an attempt: model, data with windows and remainder, device, state in bytes."""
     state, training = parts.state, config.training
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
@@ -44,6 +45,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
             f"deterministic {str(training.deterministic).lower()}",
         ),
     ]
+    details += _scaled_rate(config, samples)
     details += _memory(state.device)
     for record in data.records:
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
@@ -55,6 +57,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details.append(("going back", f"{kept} also in memory, {copies * each:,} bytes"))
     if not data.held_out:
         details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
+    if start.is_loaded:
+        details.append(("weights", start.text))
     if origin is not None:
         details.append(("resumed", f"from step {origin.step} of attempt {origin.folder.name}"))
     return Begin(
@@ -65,6 +69,18 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details=tuple(details),
         line_every_n_steps=config.telemetry.gradient_log_interval,
     )
+
+
+def _scaled_rate(config: RunConfig, samples: int) -> list[tuple[str, str]]:
+    """Return the line on the peak rate where it is not the one that is written in the config."""
+    settings = config.optimizer.settings
+    if getattr(settings, "lr_scaling", "none") == "none":
+        return []
+    text = (
+        f"peak {peak_learning_rate(config):.6g}: {settings.lr:g} scaled by {settings.lr_scaling} from "
+        f"{settings.base_batch_size} to {samples} windows a step"
+    )
+    return [("learning rate", text)]
 
 
 def _memory(device: torch.device) -> list[tuple[str, str]]:

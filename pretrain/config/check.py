@@ -47,6 +47,8 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_model(config),
         *optimizers.contradictions(config.optimizer.name, config.optimizer.settings),
         *schedule.contradictions(config.scheduler.settings),
+        *_scaling(config),
+        *_init(config),
         *_ranges(config),
         *_validation(config),
         *_paths(config),
@@ -143,6 +145,32 @@ def _model(config: RunConfig) -> Iterator[str]:
         yield str(error)
     if config.task.name == "iq" and config.model.settings.logit_soft_cap is not None:
         yield "model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
+
+
+def _init(config: RunConfig) -> Iterator[str]:
+    init = config.init
+    if init.from_checkpoint is not None and init.from_huggingface is not None:
+        yield "init.from_checkpoint and init.from_huggingface are both given; a run starts from one of them"
+    elif init.from_huggingface is not None and config.task.name != "text":
+        yield f"init.from_huggingface takes weights of text, but task.name is {config.task.name}; use task.name=text"
+    for key, value in (("from_checkpoint", init.from_checkpoint), ("from_huggingface", init.from_huggingface)):
+        if value is not None and not value.strip():
+            yield f"init.{key} must name a folder; found {value!r}"
+
+
+def _scaling(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer.settings
+    scaling, base = getattr(settings, "lr_scaling", "none"), getattr(settings, "base_batch_size", None)
+    if scaling != "none" and base is None:
+        yield (
+            f"optimizer.lr_scaling is {scaling}, but optimizer.base_batch_size is null; set it to the samples of a "
+            "step that optimizer.lr was found with"
+        )
+    if scaling == "none" and base is not None:
+        yield (
+            f"optimizer.base_batch_size is {base}, but optimizer.lr_scaling is none, so that nothing obeys it; set "
+            "optimizer.lr_scaling to linear or sqrt, or leave it out"
+        )
 
 
 def _ranges(config: RunConfig) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretrain.config.canonical import value_text
-from pretrain.config.identity import RESUMABLE
+from pretrain.config.identity import MIGRATABLE, RESUMABLE
 from pretrain.config.settings import (
     NAMED,
     SECTIONS,
@@ -150,11 +150,18 @@ def _resume() -> Iterator[str]:
     notes = {
         "run.dir": "the run has been moved",
         "training.max_steps": "upward only; `scheduler.scheduler_total_steps` stays what it was",
+        "init.from_checkpoint": "the same weights in another place; they are read only while no checkpoint is there",
+        "init.from_huggingface": "likewise",
         "data.train.*.path": "the same data in another place",
         "data.validation.*.path": "the same data in another place",
     }
     for key in RESUMABLE:
         yield f"- `{key}`" + (f": {notes[key]}" if key in notes else "")
+    migratable = " and ".join(f"`{key}`" for key in MIGRATABLE)
+    yield (
+        f"\nWith `--migrate` it may change {migratable} as well, the end downward too, and the run is another one from "
+        "there on."
+    )
 
 
 def _default(setting: Setting) -> str:

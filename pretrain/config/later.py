@@ -2,7 +2,6 @@
 
 LATER: frozenset[str] = frozenset(
     [
-        "init",
         "parallel",
         "monitors.experts",
         "training.compile",
@@ -14,8 +13,6 @@ LATER: frozenset[str] = frozenset(
         "model.parametrization",
         "model.mup_base_width",
         "model.experts",
-        "optimizer.lr_scaling",
-        "optimizer.base_batch_size",
         "checkpoint.asynchronous",
         "checkpoint.storage_wait_seconds",
     ]

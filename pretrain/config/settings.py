@@ -66,6 +66,19 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class InitSettings:
+    """What the weights of a new run are at its first step; both null = drawn from `training.seed`.
+
+    from_checkpoint: a checkpoint of another run, or its attempt or run folder, which means the newest one; its weights
+      alone are taken, and their SHA-256 is part of the run's identity.
+    from_huggingface: a folder with the config.json of a Llama or Qwen3 model and its weights as safetensors, likewise.
+    """
+
+    from_checkpoint: str | None = None
+    from_huggingface: str | None = None
+
+
+@dataclass(frozen=True)
 class ValidationSettings:
     """When the model is measured on the validation sets, and which figure ranks its checkpoints.
 
@@ -85,6 +98,7 @@ class RunConfig:
 
     run: RunSettings
     training: TrainingSettings
+    init: InitSettings
     task: Choice[Any]
     data: DataSettings
     model: Choice[Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import files
-from pretrain.errors import IntegrityError, PretrainError, StorageError
+from pretrain.errors import ConfigError, IntegrityError, PretrainError, StorageError
 from pretrain.evidence.checkpoint_record import (
     RECORD_NAME,
     CheckpointRecord,
@@ -36,6 +36,7 @@ __all__ = [
     "folder_of",
     "list_checkpoints",
     "load_checkpoint",
+    "load_weights",
     "read_record",
     "remove_checkpoint",
     "save_checkpoint",
@@ -149,6 +150,21 @@ def load_checkpoint(
     generators: states of generators by name, beside `destination`. Those of a GPU may be other ones than the
     checkpoint has, which a run on another device saved: afterwards `generators` has those of the checkpoint.
     """
+    return _load(folder, destination, generators, "", IntegrityError)
+
+
+def load_weights(folder: Path, destination: "Mapping[str, torch.Tensor]") -> CheckpointRecord:
+    """Like `load_checkpoint`, of the tensors `model.NAME` alone; ConfigError where the model is another one."""
+    return _load(folder, destination, None, "model.", ConfigError)
+
+
+def _load(
+    folder: Path,
+    destination: "Mapping[str, torch.Tensor]",
+    generators: "dict[str, torch.Tensor] | None",
+    prefix: str,
+    fault: type[PretrainError],
+) -> CheckpointRecord:
     from pretrain.evidence import shard_reader
 
     records: list[CheckpointRecord] = []
@@ -166,8 +182,9 @@ def load_checkpoint(
         def open_tensors() -> dict[str, StoredTensor]:
             if faults:
                 raise faults[0]
-            shard_reader.check_matches(whole, opened, str(folder))
-            return opened
+            tensors = {name: tensor for name, tensor in opened.items() if name.startswith(prefix)}
+            shard_reader.check_matches(whole, tensors, str(folder), fault)
+            return tensors
 
         shard_reader.read(whole, open_tensors)
     if generators is not None:

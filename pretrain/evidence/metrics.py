@@ -160,6 +160,19 @@ def rollbacks(path: Path) -> list[tuple[int, int]]:
     return found
 
 
+def migrations(path: Path) -> list[dict[str, Any]]:
+    """The `migrated` rows of a stream in the order of time; what is beyond the last whole row is left out."""
+    found = []
+    for number, line in enumerate(_lines(path, _whole(files.read_blocks(path))), start=1):
+        if b'"event":"migrated"' in line:
+            row, where = _row(line, f"{path}: row {number}"), f"{path}: row {number}"
+            canonical.integer(row.get("step"), f"{where}: step")
+            if not isinstance(row.get("keys"), dict):
+                raise IntegrityError(f"{where}: keys: expected an object, found {row.get('keys')!r}")
+            found.append(row)
+    return found
+
+
 def _whole(blocks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for block in blocks:

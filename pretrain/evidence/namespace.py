@@ -14,6 +14,8 @@ from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import canonical, metrics
 
 SCHEMA = 1
+# Of the record of a run that starts from given weights: it has one field more.
+SCHEMA_WITH_INIT = 2
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 MANIFEST = "manifest.json"
@@ -27,6 +29,7 @@ _FIELDS = (
     *("schema", "attempt", "parent", "versions", "device", "threads", "cpu_capability", "determinism"),
     *("data", "tokenizer_sha256"),
 )
+_INIT_FIELDS = ("source", "path", "record_sha256", "weights_sha256")
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,13 @@ def environment_record(
     determinism: Mapping[str, Any],
     data: Sequence[Mapping[str, Any]],
     tokenizer_sha256: str | None,
+    init: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What environment.json holds; a row of `data` has domain, path, bytes, sha256, windows and remainder."""
+    """What environment.json holds; a row of `data` has domain, path, bytes, sha256, windows and remainder.
+
+    init: where the run started with given weights, their source (`checkpoint` or `huggingface`), path, record_sha256
+    (null for the latter) and weights_sha256.
+    """
     record = {
         "schema": SCHEMA,
         "attempt": attempt,
@@ -82,6 +90,8 @@ def environment_record(
         "data": [{**row, "path": canonical.unicode(row["path"])} for row in data],
         "tokenizer_sha256": tokenizer_sha256,
     }
+    if init is not None:
+        record |= {"schema": SCHEMA_WITH_INIT, "init": {**init, "path": canonical.unicode(init["path"])}}
     return _checked_environment(record, ENVIRONMENT)
 
 
@@ -124,9 +134,13 @@ def read_config(attempt: Path, environment: Mapping[str, Any]) -> str:
 
 
 def _checked_environment(value: Any, where: str) -> dict[str, Any]:
-    record = canonical.fields(value, _FIELDS, where)
-    if canonical.integer(record["schema"], f"{where}: schema") != SCHEMA:
-        raise IntegrityError(f"{where}: expected schema {SCHEMA}, found {record['schema']}")
+    has_init = isinstance(value, dict) and "init" in value
+    schema = SCHEMA_WITH_INIT if has_init else SCHEMA
+    record = canonical.fields(value, (*_FIELDS, "init") if has_init else _FIELDS, where)
+    if canonical.integer(record["schema"], f"{where}: schema") != schema:
+        raise IntegrityError(f"{where}: expected schema {schema}, found {record['schema']}")
+    if has_init:
+        _check_init(record["init"], f"{where}: init")
     canonical.integer(record["attempt"], f"{where}: attempt", minimum=1)
     Parent.parse(record["parent"], f"{where}: parent")
     canonical.integer(record["threads"], f"{where}: threads", minimum=1)
@@ -146,6 +160,15 @@ def _checked_environment(value: Any, where: str) -> dict[str, Any]:
     if record["tokenizer_sha256"] is not None:
         canonical.digest(record["tokenizer_sha256"], f"{where}: tokenizer_sha256")
     return record
+
+
+def _check_init(value: Any, where: str) -> None:
+    found = canonical.fields(value, _INIT_FIELDS, where)
+    source = canonical.text(found["source"], f"{where}.source", ("checkpoint", "huggingface"))
+    canonical.text(found["path"], f"{where}.path")
+    canonical.digest(found["weights_sha256"], f"{where}.weights_sha256")
+    if source == "checkpoint" or found["record_sha256"] is not None:
+        canonical.digest(found["record_sha256"], f"{where}.record_sha256")
 
 
 def attempt_folder(run_dir: Path, number: int) -> Path:

@@ -125,6 +125,11 @@ def mixture(*, step: int, shares: Mapping[str, float]) -> dict[str, Any]:
     return {"event": "mixture", "step": step, "shares": dict(shares)}
 
 
+def migrated(*, step: int, keys: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """What is another run from the step after `step` on: by key, what it was and what it is; null where it was none."""
+    return {"event": "migrated", "step": step, "keys": {key: list(values) for key, values in keys.items()}}
+
+
 def validation(
     *,
     step: int,

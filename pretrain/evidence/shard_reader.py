@@ -49,8 +49,13 @@ def read(destination: Mapping[str, torch.Tensor], open_tensors: Callable[[], dic
         )
 
 
-def check_matches(destination: Mapping[str, torch.Tensor], tensors: Mapping[str, StoredTensor], where: str) -> None:
-    """Raise IntegrityError with the names, dtypes and shapes in which `destination` and the files differ."""
+def check_matches(
+    destination: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, StoredTensor],
+    where: str,
+    fault: type[PretrainError] = IntegrityError,
+) -> None:
+    """Raise `fault` with the names, dtypes and shapes in which `destination` and the files differ."""
     faults = [f"{name}: only in the checkpoint" for name in sorted(set(tensors) - set(destination))]
     faults += [f"{name}: not in the checkpoint" for name in sorted(set(destination) - set(tensors))]
     for name in sorted(set(tensors) & set(destination)):
@@ -62,9 +67,7 @@ def check_matches(destination: Mapping[str, torch.Tensor], tensors: Mapping[str,
             faults.append(f"{name}: expected {expected[0]} {list(expected[1])}, found {found}")
     if faults:
         more = f"; and {len(faults) - _FAULTS_SHOWN} more" if len(faults) > _FAULTS_SHOWN else ""
-        raise IntegrityError(
-            f"{where}: does not fit this model and optimizer: {'; '.join(faults[:_FAULTS_SHOWN])}{more}"
-        )
+        raise fault(f"{where}: does not fit this model and optimizer: {'; '.join(faults[:_FAULTS_SHOWN])}{more}")
 
 
 def room_for_generators(

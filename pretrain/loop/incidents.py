@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pretrain.batch import Batch, StepBatch
-from pretrain.build import build_optimizer
+from pretrain.build import build_optimizer, peak_learning_rate
 from pretrain.errors import IntegrityError
 from pretrain.evidence import checkpoint, incident, rows
 from pretrain.gradients import block_norms
@@ -82,7 +82,7 @@ def record_incident(parts: LoopParts, moment: Moment, trigger: Trigger, action: 
             samples=state.loader.identify(moment.batch) if numbers.sample_losses else (),
             blocks=[name for name, _ in blocks(state.model)],
             history=list(parts.history),
-            phase=phase(parts.config.scheduler.settings, parts.schedule, state.step),
+            phase=phase(parts.config.scheduler.settings, parts.schedule, state.step, peak_learning_rate(parts.config)),
             action=action,
             diagnosis=diagnosis,
         ),
@@ -131,7 +131,7 @@ def _numbers(parts: LoopParts, moment: Moment, trigger: Trigger) -> IncidentNumb
         step=state.step,
         warmup_steps=warmup_steps(config.scheduler.settings),
         learning_rate=moment.learning_rate,
-        peak_learning_rate=config.optimizer.settings.lr,
+        peak_learning_rate=peak_learning_rate(config),
         loss=moment.loss,
         gradient_norm=moment.gradient_norm,
         update_norm=update,

@@ -19,6 +19,9 @@ class AdamWSettings:
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101), fused into one kernel.
 
     lr: peak learning rate; the scheduler multiplies it.
+    lr_scaling: what is made of `lr` where a step takes another number of samples than `base_batch_size`: `linear` takes
+      it times their ratio, `sqrt` times the root of that, `none` as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     betas: decay rates of the running means of the gradient and of its square.
     eps: added to the root of the second moment.
     weight_decay: decay per step, times the learning rate, of every part that `groups` gives no other.
@@ -32,6 +35,8 @@ class AdamWSettings:
     """
 
     lr: float = limited(3.0e-3, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
     eps: float = limited(1.0e-8, above=0)
     weight_decay: float = limited(0.1, at_least=0)

@@ -150,6 +150,14 @@ def texts(draw: Any) -> str:
     )
     tree["telemetry"]["csv_log_path"] = tree["telemetry"]["csv_log_path"].replace("\\", "_") + ".csv"
     _fit_optimizer(tree["optimizer"])
+    if tree["optimizer"].get("lr_scaling") == "none":
+        tree["optimizer"]["base_batch_size"] = None
+    elif "base_batch_size" in tree["optimizer"]:
+        tree["optimizer"]["base_batch_size"] = draw(st.integers(1, 2**40))
+    if task != "text":
+        tree["init"]["from_huggingface"] = None
+    if tree["init"]["from_checkpoint"] is not None:
+        tree["init"]["from_huggingface"] = None
     if "decay_ratio" in tree["scheduler"]:
         tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
     return text_of({section: tree[section] for section in SECTIONS})

@@ -47,6 +47,14 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
         ["thermal.gpu_temp_critical_threshold_c=85"],
         "thermal.gpu_temp_pause_threshold_c (85) must be below thermal.gpu_temp_critical_threshold_c (85)",
     ),
+    (TEXT, ["optimizer.lr_scaling=sqrt"], "lr_scaling is sqrt, but optimizer.base_batch_size is null"),
+    (TEXT, ["optimizer.base_batch_size=8"], "base_batch_size is 8, but optimizer.lr_scaling is none"),
+    (
+        TEXT,
+        ["init={from_checkpoint: a, from_huggingface: b}"],
+        "init.from_checkpoint and init.from_huggingface are both",
+    ),
+    (IQ, ["init.from_huggingface=a"], "init.from_huggingface takes weights of text, but task.name is iq"),
     (TEXT, ["thermal.switch_on_thermal=true"], "thermal.switch_on_thermal needs thermal.gpu_temp_guard=true"),
     (
         TEXT,

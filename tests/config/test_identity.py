@@ -88,12 +88,52 @@ def test_a_resume_keeps(override: str) -> None:
     assert any(line.startswith(f"resume: {key} was ") for line in lines)
 
 
+MIGRATIONS = [one for one in REFUSED if one.startswith(("scheduler.", "training.max_steps"))]
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_migration_may_change_the_schedule_and_the_end(override: str) -> None:
+    if override not in MIGRATIONS:
+        with pytest.raises(ConfigError, match=r"a resume keeps it\. Start another run"):
+            resumed(config(), [override], migrate=True)
+        return
+    child = resumed(config(), [override], migrate=True)
+    assert [change.key for change in difference(config(), child).refused] == [override.partition("=")[0]]
+    # Where a run ends is not what makes it one; its schedule is.
+    assert (identity(child) == identity(config())) is override.startswith("training.max_steps")
+
+
+def test_a_migration_to_another_schedule_drops_the_keys_that_it_does_not_know() -> None:
+    stable = config("scheduler.scheduler_type=warmup_stable_decay", "scheduler.decay_ratio=0.3")
+    child = resumed(stable, ["scheduler.scheduler_type=linear"], migrate=True)
+    assert child.scheduler == config("scheduler.scheduler_type=linear").scheduler
+    assert resumed(stable, ["scheduler.scheduler_type=constant"], migrate=True).scheduler.name == "constant"
+    with pytest.raises(ConfigError, match="must be one of"):
+        resumed(stable, ["scheduler.scheduler_type=nonsense"], migrate=True)
+
+
+def test_the_identity_binds_the_weights_it_starts_from_and_not_their_path() -> None:
+    here, there = config("init.from_checkpoint=a"), config("init.from_checkpoint=b")
+    folder = config("init.from_huggingface=a")
+    known = {identity_sha256(one, HASHES, "e" * 64) for one in (here, there, folder)}
+    assert len(known | {identity(config()), identity_sha256(here, HASHES, "f" * 64)}) == 3
+    assert not difference(here, there).refused
+    for one in (config(), folder):
+        assert difference(here, one).refused
+        assert difference(one, here).refused
+    for one, sha256 in ((here, None), (config(), "e" * 64)):
+        with pytest.raises(ValueError, match="init_sha256: expected one where init names weights"):
+            identity_sha256(one, HASHES, sha256)
+
+
 def test_old_and_new_value_of_every_refused_key_are_told() -> None:
     with pytest.raises(ConfigError) as caught:
         resumed(config(), ["optimizer.lr=1e-8", "training.max_steps=5", "training.threads=2", "optimizer.betas=[0, 0]"])
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
-    assert lines[0] == "resume: training.max_steps was 20 and would become 5; a resume can only raise it"
+    assert lines[0] == (
+        "resume: training.max_steps was 20 and would become 5; a resume can only raise it, and with --migrate lower it"
+    )
     assert lines[1].startswith("resume: optimizer.lr was 0.003 and would become 1.0e-08; a resume keeps it.")
     assert lines[2].startswith(
         "resume: optimizer.betas was [0.9, 0.95] and would become [0.0, 0.0]; a resume keeps it."

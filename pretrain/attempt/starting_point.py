@@ -1,0 +1,112 @@
+"""The weights of a new run that are given rather than drawn: from another run's checkpoint, or from Hugging Face."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pretrain.attempt.origin import Origin, checkpoints_of
+from pretrain.config import InitSettings, RunConfig
+from pretrain.errors import ConfigError, IntegrityError
+from pretrain.evidence import checkpoint, namespace
+from pretrain.evidence.checkpoint_record import RECORD_NAME
+from pretrain.evidence.shards import content_sha256
+from pretrain.evidence.storage import DTYPE_WORDS, bytes_of
+from pretrain.models.huggingface import load_huggingface
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from. record: `init` of environment.json, None = weights that were drawn. notes: for a person.
+
+    is_loaded: whether the weights were read here; a run that goes on from a checkpoint of its own needs none.
+    """
+
+    record: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    is_loaded: bool = False
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """Return the hash that stands for the weights in the identity of the run."""
+        return None if self.record is None else str(self.record["weights_sha256"])
+
+    @property
+    def text(self) -> str:
+        """Return where the weights come from, for the lines at the start."""
+        assert self.record is not None
+        return f"{self.record['path']}, weights of SHA-256 {self.record['weights_sha256']}"
+
+
+def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> Start:
+    """Fill `model` with the weights that `init` names, where the run has no checkpoint of its own yet.
+
+    origin: what a resume goes on from, None for a new run. Raises ConfigError where the weights are of another model,
+    IntegrityError where they are damaged, or not those that an earlier attempt has on record.
+    """
+    if config.init == InitSettings():
+        return Start()
+    known = None
+    if origin is not None:
+        known = origin.environment.get("init")
+        if known is None:
+            raise IntegrityError(
+                f"{origin.folder}: its config.yaml names init, and its environment.json has no word of it"
+            )
+        if origin.checkpoint is not None:
+            return Start(known)
+    start = _from_huggingface(config, model) if config.init.from_huggingface else _from_checkpoint(config, model)
+    if known is not None and known["weights_sha256"] != start.weights_sha256:
+        raise IntegrityError(
+            f"init: {start.text}: not the weights that the run started from, of SHA-256 {known['weights_sha256']}"
+        )
+    return start
+
+
+def _from_checkpoint(config: RunConfig, model: nn.Module) -> Start:
+    path = str(config.init.from_checkpoint)
+    place = _checkpoint_of(Path(path))
+    record = checkpoint.load_weights(place, {f"model.{name}": tensor for name, tensor in model.state_dict().items()})
+    return Start(_record("checkpoint", str(place), record.record_sha256, model), is_loaded=True)
+
+
+def _from_huggingface(config: RunConfig, model: nn.Module) -> Start:
+    path = str(config.init.from_huggingface)
+    notes = load_huggingface(Path(path), model, config.model.settings)
+    return Start(_record("huggingface", path, None, model), tuple(notes), is_loaded=True)
+
+
+def _record(source: str, path: str, record_sha256: str | None, model: nn.Module) -> dict[str, Any]:
+    return {"source": source, "path": path, "record_sha256": record_sha256, "weights_sha256": weights_sha256(model)}
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Return the digest of every weight with its name, dtype and shape, formed as `content_sha256` of a checkpoint."""
+    rows = {}
+    for name, tensor in model.state_dict().items():
+        held: torch.Tensor = tensor.detach().cpu().contiguous()
+        rows[f"model.{name}"] = (DTYPE_WORDS[held.dtype], tuple(held.shape), hashlib.sha256(bytes_of(held)).hexdigest())
+    return content_sha256(rows)
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """Return the checkpoint folder that a path means: itself, or the newest of an attempt or run."""
+    if not path.is_dir():
+        raise ConfigError(
+            f"init.from_checkpoint: {path}: expected a checkpoint, attempt or run folder, found none there"
+        )
+    if (path / RECORD_NAME).exists():
+        return path
+    try:
+        run_dir, number = namespace.resolve(path)
+    except ConfigError as error:
+        raise ConfigError(f"init.from_checkpoint: {error}; or a checkpoint folder, with its {RECORD_NAME}") from error
+    saved = [place for _, place in checkpoints_of(run_dir, number)]
+    if not saved:
+        raise ConfigError(f"init.from_checkpoint: {path}: holds no checkpoint")
+    # The youngest attempt that has one, and of that the newest.
+    return [place for place in saved if place.parent == saved[0].parent][-1]
