@@ -95,6 +95,7 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         prefetch_steps=config.data.prefetch_steps,
         loader_threads=config.data.loader_threads,
+        warmup_samples=training.batch_warmup_samples,
     )
     torch.manual_seed(training.seed)
     scaler = LossScale() if training.precision == "float16" else None

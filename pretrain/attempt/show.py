@@ -34,7 +34,10 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
             "model",
             f"{config.model.name}, {parameters:,} parameters; optimizer state {optimizer_bytes:,} bytes",
         ),
-        ("step", f"{training.gradient_accumulation_steps} x {training.batch_size} = {samples} windows"),
+        (
+            "step",
+            f"{training.gradient_accumulation_steps} x {training.batch_size} = {samples} windows{_growth(config)}",
+        ),
         (
             "epoch",
             f"{state.loader.steps_per_epoch:,} steps, {len(data.train) % samples} windows left out of each",
@@ -69,6 +72,13 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details=tuple(details),
         line_every_n_steps=config.telemetry.gradient_log_interval,
     )
+
+
+def _growth(config: RunConfig) -> str:
+    training = config.training
+    if training.batch_warmup_samples is None:
+        return ""
+    return f", {training.batch_size} at first, growing over the first {training.batch_warmup_samples:,} windows"
 
 
 def _scaled_rate(config: RunConfig, samples: int) -> list[tuple[str, str]]:

@@ -49,6 +49,7 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *schedule.contradictions(config.scheduler.settings),
         *_scaling(config),
         *_init(config),
+        *_batch_warmup(config),
         *_ranges(config),
         *_validation(config),
         *_paths(config),
@@ -145,6 +146,15 @@ def _model(config: RunConfig) -> Iterator[str]:
         yield str(error)
     if config.task.name == "iq" and config.model.settings.logit_soft_cap is not None:
         yield "model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
+
+
+def _batch_warmup(config: RunConfig) -> Iterator[str]:
+    training = config.training
+    if training.batch_warmup_samples is not None and training.gradient_accumulation_steps == 1:
+        yield (
+            f"training.batch_warmup_samples is {training.batch_warmup_samples}, but a step has one micro-batch, which "
+            "cannot grow; raise training.gradient_accumulation_steps, or leave it out"
+        )
 
 
 def _init(config: RunConfig) -> Iterator[str]:

@@ -44,6 +44,8 @@ class TrainingSettings:
     use_amp: sets `precision` in other words, true = bfloat16, false = float32, and is null once it has.
     batch_size: samples in a micro-batch.
     gradient_accumulation_steps: micro-batches in one optimizer step.
+    batch_warmup_samples: samples, the first of the data, over which a step grows from one micro-batch to
+      `gradient_accumulation_steps` of them, each number with an equal share; null = full steps from the start.
     grad_clip_max_norm: largest global gradient norm that is let through unscaled; null = no clipping.
     threads: CPU threads of PyTorch; null = PyTorch's own choice. It can change the last bits of a result.
     deterministic: only algorithms that give the same bits every time; false gives that up for speed on CUDA.
@@ -59,6 +61,7 @@ class TrainingSettings:
     use_amp: bool | None = None
     batch_size: int = limited(16, at_least=1)
     gradient_accumulation_steps: int = limited(1, at_least=1)
+    batch_warmup_samples: int | None = limited(None, at_least=1)
     grad_clip_max_norm: float | None = limited(1.0, above=0)
     threads: int | None = limited(None, at_least=1, at_most=1024)
     deterministic: bool = True

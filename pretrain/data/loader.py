@@ -11,6 +11,7 @@ from pretrain.batch import Batch, SampleIdentity, StepBatch
 from pretrain.data.order import consecutive
 from pretrain.data.windows import Indices, Windows
 from pretrain.errors import DataError
+from pretrain.policy.batch_size import micro_batches_at
 
 
 @dataclass(frozen=True)
@@ -29,27 +30,39 @@ class _Plan:
     seed: int
     batch_size: int
     micro_batches: int
+    warmup_samples: int | None
 
     @property
-    def step_samples(self) -> int:
+    def full_step(self) -> int:
+        """The samples of a step once the batch has grown to its full size."""
         return self.batch_size * self.micro_batches
+
+    def samples_at(self, state: LoaderState) -> int:
+        """The samples of the step that begins at a state."""
+        return self.batch_size * micro_batches_at(state.epoch, state.position, self.micro_batches, self.warmup_samples)
+
+    def is_growing_at(self, state: LoaderState) -> bool:
+        return self.warmup_samples is not None and state.epoch == 0 and state.position < self.warmup_samples
 
     def first(self, state: LoaderState) -> LoaderState:
         """The state itself, or the begin of the next epoch when no whole step is left of this one."""
-        if state.position + self.step_samples > len(self.windows):
+        if state.position + self.samples_at(state) > len(self.windows):
             return LoaderState(state.epoch + 1, 0)
         return state
 
     def after(self, state: LoaderState) -> LoaderState:
-        return self.first(LoaderState(state.epoch, state.position + self.step_samples))
+        return self.first(LoaderState(state.epoch, state.position + self.samples_at(state)))
 
     def order(self, epoch: int, position: int, count: int) -> Indices:
         return consecutive(position, count, len(self.windows), self.seed, epoch)
 
     def build(self, state: LoaderState) -> StepBatch:
-        indices = self.order(state.epoch, state.position, self.step_samples)
+        return self.build_step(state, self.samples_at(state))
+
+    def build_step(self, state: LoaderState, samples_: int) -> StepBatch:
+        indices = self.order(state.epoch, state.position, samples_)
         micro_batches = []
-        for start in range(0, self.step_samples, self.batch_size):
+        for start in range(0, samples_, self.batch_size):
             chosen = indices[start : start + self.batch_size]
             samples, labels = self.windows.read(chosen), self.windows.labels(chosen)
             micro_batches.append(Batch(samples, state.epoch, state.position + start, labels))
@@ -59,9 +72,10 @@ class _Plan:
 class StatefulLoader:
     """The steps of a run, one after the other, and two numbers that say where the next one begins.
 
-    An epoch has floor(windows / samples per step) steps; what is left of its order is not used in it, and the
-    next epoch leaves out others. Up to `prefetch_steps` steps are read ahead by `loader_threads` threads (0 =
-    no thread); neither changes what is handed out, and the state moves only when a step is handed out.
+    An epoch has floor(windows / samples per step) steps; what is left of its order is not used in it, and the next
+    epoch leaves out others. In a warmup at the begin of the first epoch steps are smaller. Up to `prefetch_steps`
+    steps are read ahead by `loader_threads` threads (0 = no thread); neither changes what is handed out, and the
+    state moves only when a step is handed out.
     """
 
     def __init__(
@@ -74,12 +88,18 @@ class StatefulLoader:
         prefetch_steps: int,
         loader_threads: int,
         state: LoaderState = LoaderState(),
+        warmup_samples: int | None = None,
     ) -> None:
         """Raises DataError when the windows do not fill one step, or the state lies outside an epoch."""
-        self._plan = _Plan(windows, seed, batch_size, gradient_accumulation_steps)
-        if len(windows) < self._plan.step_samples:
+        self._plan = _Plan(windows, seed, batch_size, gradient_accumulation_steps, warmup_samples)
+        if warmup_samples is not None and warmup_samples > len(windows):
             raise DataError(
-                f"data.train: found {len(windows)} windows, expected at least {self._plan.step_samples} "
+                f"data.train: found {len(windows)} windows, fewer than training.batch_warmup_samples, "
+                f"{warmup_samples}: the batch grows within the first epoch; lower it"
+            )
+        if len(windows) < self._plan.full_step:
+            raise DataError(
+                f"data.train: found {len(windows)} windows, expected at least {self._plan.full_step} "
                 f"(batch_size {batch_size} x gradient_accumulation_steps {gradient_accumulation_steps}); "
                 "lower either, shorten data.sequence_length, or set a smaller data.stride"
             )
@@ -99,8 +119,8 @@ class StatefulLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps in one pass over the windows."""
-        return len(self._plan.windows) // self._plan.step_samples
+        """Whole steps in one pass over the windows, without a warmup of the batch."""
+        return len(self._plan.windows) // self._plan.full_step
 
     def restore(self, state: LoaderState) -> None:
         """Go on from `state`; what was read ahead is dropped. Raises DataError outside an epoch."""
@@ -133,7 +153,9 @@ class StatefulLoader:
 
     def skip_steps(self, count: int) -> None:
         """Move the state past `count` steps without reading them; an epoch ends where it would have ended."""
-        state, each = self._state, self._plan.step_samples
+        state, each = self._state, self._plan.full_step
+        while count and self._plan.is_growing_at(state):
+            state, count = self._plan.after(state), count - 1
         left = (len(self._plan.windows) - state.position) // each
         if count < left:
             state = LoaderState(state.epoch, state.position + count * each)
@@ -144,14 +166,15 @@ class StatefulLoader:
 
     def elsewhere(self) -> StepBatch:
         """Return the step half an epoch from here, read now; the state, and what was read ahead, stay as they are."""
-        state = self._state
-        samples = self.steps_per_epoch // 2 * self._plan.step_samples
-        begin = (state.position + samples) % (self.steps_per_epoch * self._plan.step_samples)
-        return self._plan.build(LoaderState(state.epoch, begin))
+        state, each = self._state, self._plan.full_step
+        begin = (state.position + self.steps_per_epoch // 2 * each) % (self.steps_per_epoch * each)
+        samples = self._plan.samples_at(state)
+        # After a warmup steps do not begin at multiples of their size.
+        return self._plan.build_step(LoaderState(state.epoch, min(begin, len(self._plan.windows) - samples)), samples)
 
     def indices(self, step: StepBatch) -> Indices:
         """Return the number of the window of each sample of a step, in the order of its rows."""
-        return self._plan.order(step.epoch, step.position, self._plan.step_samples)
+        return self._plan.order(step.epoch, step.position, sum(len(batch.samples) for batch in step.micro_batches))
 
     def identify(self, step: StepBatch) -> list[SampleIdentity]:
         """Return where each sample of a step comes from, in the order of its rows."""

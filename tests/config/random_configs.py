@@ -154,6 +154,8 @@ def texts(draw: Any) -> str:
         tree["optimizer"]["base_batch_size"] = None
     elif "base_batch_size" in tree["optimizer"]:
         tree["optimizer"]["base_batch_size"] = draw(st.integers(1, 2**40))
+    if tree["training"]["gradient_accumulation_steps"] == 1:
+        tree["training"]["batch_warmup_samples"] = None
     if task != "text":
         tree["init"]["from_huggingface"] = None
     if tree["init"]["from_checkpoint"] is not None:

@@ -47,6 +47,7 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
         ["thermal.gpu_temp_critical_threshold_c=85"],
         "thermal.gpu_temp_pause_threshold_c (85) must be below thermal.gpu_temp_critical_threshold_c (85)",
     ),
+    (TEXT, ["training.batch_warmup_samples=9"], "batch_warmup_samples is 9, but a step has one micro-batch"),
     (TEXT, ["optimizer.lr_scaling=sqrt"], "lr_scaling is sqrt, but optimizer.base_batch_size is null"),
     (TEXT, ["optimizer.base_batch_size=8"], "base_batch_size is 8, but optimizer.lr_scaling is none"),
     (

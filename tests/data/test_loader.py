@@ -49,7 +49,7 @@ class Numbers:
 START = LoaderState(0, 0)
 
 
-def make(windows, *, batch_size=4, k=1, seed=1, prefetch=0, threads=1, state=START):
+def make(windows, *, batch_size=4, k=1, seed=1, prefetch=0, threads=1, state=START, warmup=None):
     return StatefulLoader(
         windows,
         seed=seed,
@@ -58,6 +58,7 @@ def make(windows, *, batch_size=4, k=1, seed=1, prefetch=0, threads=1, state=STA
         prefetch_steps=prefetch,
         loader_threads=threads,
         state=state,
+        warmup_samples=warmup,
     )
 
 
