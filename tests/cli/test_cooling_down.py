@@ -23,9 +23,8 @@ def test_the_example_of_a_cool_down(tmp_path: Path) -> None:
             words += small
         answers.append(pretrain(*words))
     assert [answer.code for answer in answers] == [0, 0, 0, 0], answers
-    assert (
-        "migrated at step 40, another run from there on: scheduler.scheduler_total_steps 100000 -> 50" in answers[2].out
-    )
+    assert "migrated at step 40, another run from there on: " in answers[2].out
+    assert "scheduler.scheduler_total_steps 100000 -> 50" in answers[2].out
     assert "jumps" not in answers[1].err
     attempts = tmp_path / "stable" / "attempts"
     rates = {}
