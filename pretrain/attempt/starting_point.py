@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pretrain.attempt.origin import Origin, checkpoints_of
-from pretrain.config import InitSettings, RunConfig
+from pretrain.config import InitSettings, RunConfig, difference, parse, value_text
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME
@@ -71,7 +71,26 @@ def _from_checkpoint(config: RunConfig, model: nn.Module) -> Start:
     path = str(config.init.from_checkpoint)
     place = _checkpoint_of(Path(path))
     record = checkpoint.load_weights(place, {f"model.{name}": tensor for name, tensor in model.state_dict().items()})
-    return Start(_record("checkpoint", str(place), record.record_sha256, model), is_loaded=True)
+    notes = _other_settings(place, config)
+    return Start(_record("checkpoint", str(place), record.record_sha256, model), notes, is_loaded=True)
+
+
+def _other_settings(place: Path, config: RunConfig) -> tuple[str, ...]:
+    """Say what of the model was otherwise where its weights were trained: heads and wavelengths have no shape."""
+    attempt = place.resolve().parent.parent
+    if not (attempt / namespace.ENVIRONMENT).is_file():
+        return ()  # A checkpoint alone does not tell.
+    try:
+        text = namespace.read_config(attempt, namespace.read_environment(attempt))
+        before = parse(text, str(attempt / namespace.CONFIG))
+    except (ConfigError, IntegrityError) as error:
+        return (f"the settings that the weights were trained with are not compared: {error}",)
+    changes = difference(before, config)
+    return tuple(
+        f"{change.key} was {value_text(change.old)} where the weights were trained, and is {value_text(change.new)}"
+        for change in (*changes.allowed, *changes.refused)
+        if change.key.startswith("model.") and change.key != "model.init_std"
+    )
 
 
 def _from_huggingface(config: RunConfig, model: nn.Module) -> Start:

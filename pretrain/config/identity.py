@@ -7,6 +7,7 @@ from typing import Any
 
 from pretrain.config.canonical import leaves, text_of, tree_of, value_text
 from pretrain.config.load import parse
+from pretrain.config.overrides import Document
 from pretrain.config.settings import DOMAIN_MAPS, NAMED, TRACKER_MAP, InitSettings, RunConfig, settings_of
 from pretrain.errors import ConfigError
 
@@ -115,9 +116,11 @@ def is_migratable(key: str) -> bool:
 
 def _drop_strange_keys(scheduler: dict[str, Any], overrides: Sequence[str]) -> None:
     """Take out what the schedule that the overrides choose does not know: it was the parent's schedule that had it."""
-    prefix = f"scheduler.{NAMED['scheduler'].key}="
-    names = [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]
-    entry = NAMED["scheduler"].table.get(names[-1]) if names else None
+    written = Document({}, "the overrides")
+    written.apply(overrides)
+    chosen = written.tree.get("scheduler")
+    name = chosen.get(NAMED["scheduler"].key) if isinstance(chosen, dict) else None
+    entry = NAMED["scheduler"].table.get(name) if isinstance(name, str) else None
     if entry is not None:
         for key in set(scheduler) - set(settings_of(entry.settings)) - {NAMED["scheduler"].key}:
             del scheduler[key]

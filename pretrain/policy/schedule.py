@@ -10,7 +10,7 @@ from pretrain.registry import Entry, limited
 Multiplier = Callable[[int], float]
 
 # What is left of a decay after a share `p` of its steps: 1 at its begin, 0 at its end. `1-sqrt` falls fast at first
-# and hardly at the end (Haegele et al., arXiv 2405.18392, equation 1).
+# and hardly at the end (Haegele et al., arXiv 2405.18392).
 DECAY_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda p: 1 - p,
     "cosine": lambda p: 0.5 * (1 + math.cos(math.pi * p)),

@@ -108,8 +108,12 @@ def test_a_migration_to_another_schedule_drops_the_keys_that_it_does_not_know() 
     child = resumed(stable, ["scheduler.scheduler_type=linear"], migrate=True)
     assert child.scheduler == config("scheduler.scheduler_type=linear").scheduler
     assert resumed(stable, ["scheduler.scheduler_type=constant"], migrate=True).scheduler.name == "constant"
-    with pytest.raises(ConfigError, match="must be one of"):
-        resumed(stable, ["scheduler.scheduler_type=nonsense"], migrate=True)
+    whole = "scheduler={scheduler_type: inverse_square_root, decay_ratio: 0.1}"
+    assert resumed(stable, [whole], migrate=True).scheduler.settings.decay_ratio == 0.1
+    assert resumed(stable, ["scheduler={scheduler_type: constant}"], migrate=True).scheduler.name == "constant"
+    for wrong, expected in (("nonsense", "must be one of"), ("7", "must be one of"), ("[", "override scheduler")):
+        with pytest.raises(ConfigError, match=expected):
+            resumed(stable, [f"scheduler.scheduler_type={wrong}"], migrate=True)
 
 
 def test_the_identity_binds_the_weights_it_starts_from_and_not_their_path() -> None:

@@ -65,6 +65,8 @@ def test_a_cool_down_is_on_record_and_falls_as_it_says(run: Path) -> None:
     rates = [step["learning_rate"] for step in rows(run, "step")]
     assert rates[1:9] == [0.01] * 8
     assert rates[8:] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    # The validation of step 8 is the parent's, and is not done again.
+    assert [validation["step"] for validation in rows(run, "validation")] == [4, 8, 12]
     manifest = json.loads((newest_attempt(run) / "manifest.json").read_text())
     parent = checkpoint.read_record(run / "attempts/0001/checkpoints/step_00000008")
     assert manifest["parent"] == {"attempt": 1, "kind": "checkpoint", "record_sha256": parent.record_sha256}

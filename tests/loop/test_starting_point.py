@@ -129,6 +129,22 @@ def test_what_does_not_fit_or_verify_is_refused_before_anything_is_written(sourc
     assert not (tmp_path / "run").exists()
 
 
+def test_settings_that_no_shape_shows_are_told(source: Path, tmp_path: Path) -> None:
+    screen = Recorder()
+    other = ("model.heads=4", "model.kv_heads=2", "model.rope_base=500", "model.init_std=0.1")
+    config = tiny(tmp_path, "text", *SMALL, *other, f"init.from_checkpoint={source}", "training.max_steps=1")
+    assert start_attempt(config, StopRequest(), [screen]).verdict == "done"
+    warned = [event.text for event in screen.events if "where the weights were trained" in getattr(event, "text", "")]
+    assert warned == [
+        "model.heads was 2 where the weights were trained, and is 4",
+        "model.kv_heads was 1 where the weights were trained, and is 2",
+        "model.rope_base was 10000.0 where the weights were trained, and is 500.0",
+    ]
+    alone = shutil.copytree(source / "attempts/0001/checkpoints/step_00000006", tmp_path / "alone")
+    config = tiny(tmp_path, "text", *SMALL, f"init.from_checkpoint={alone}", "training.max_steps=1", run="second")
+    assert start_attempt(config, StopRequest(), [Recorder()]).verdict == "done"
+
+
 def test_a_folder_of_hugging_face(source: Path, tmp_path: Path) -> None:
     given = model_of(source / "attempts/0001/checkpoints/step_00000006")
     folder = tmp_path / "llama"
