@@ -173,6 +173,15 @@ def test_a_folder_of_hugging_face(source: Path, tmp_path: Path) -> None:
     assert end_of(tmp_path / "run") == end_of(tmp_path / "other")
 
 
+def test_a_run_on_iq_starts_from_another(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "iq", *SMALL, run="first"))
+    config = tiny(tmp_path, "iq", *SMALL, f"init.from_checkpoint={tmp_path / 'first'}", "training.max_steps=1")
+    assert train(config).verdict == "done"
+    given = model_of(tmp_path / "first/attempts/0001/checkpoints/step_00000006")
+    taken = model_of(tmp_path / "run/attempts/0001/checkpoints/step_00000000")
+    assert {name: tensor.tolist() for name, tensor in taken.items()} == {n: t.tolist() for n, t in given.items()}
+
+
 def test_a_rate_is_scaled_to_the_batch_and_shown(tmp_path: Path) -> None:
     screen = Recorder()
     scaled = ("optimizer.lr_scaling=sqrt", "optimizer.base_batch_size=8", "scheduler={scheduler_warmup_ratio: 0.0}")
