@@ -52,3 +52,12 @@ def test_an_incident_of_a_small_batch_is_run_again(whole: Path) -> None:
     assert len(incidents) == 2
     for path in incidents:  # reads the samples of that batch again, and compares their places
         assert replay_incident(path).experiments
+
+
+@pytest.mark.parametrize(("schedule", "phase"), [("constant", "peak"), ("inverse_square_root", "decay")])
+def test_an_incident_says_in_which_phase_of_the_schedule_it_was(tmp_path: Path, schedule: str, phase: str) -> None:
+    short = ("training.max_steps=3", "model.layers=1", "faults.inject=[nan_grad@2]")
+    assert train(tiny(tmp_path, "text", *short, f"scheduler.scheduler_type={schedule}")).verdict == "done"
+    incident = json.loads((tmp_path / "run/attempts/0001/incidents/incident_0001.json").read_text())
+    assert incident["phase"] == phase
+    assert incident["context"]["peak_learning_rate"] == 0.01
