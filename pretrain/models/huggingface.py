@@ -11,8 +11,9 @@ from torch import nn
 
 from pretrain import files
 from pretrain.errors import ConfigError, IntegrityError
-from pretrain.models.decoder import Decoder, DecoderSettings, ffn_width
+from pretrain.models.decoder import Decoder
 from pretrain.models.parts import NORM_EPS
+from pretrain.models.settings import DecoderSettings, ffn_width
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

@@ -19,6 +19,8 @@ class AdafactorSettings:
 
     lr: peak of the relative step: a parameter moves by min(lr, 1 / sqrt(step)) times its own root mean square, so past
       step 1 / lr^2 the rate falls whatever the scheduler says; the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     beta2_decay: exponent of the weight, step^beta2_decay, that the newest squared gradient has in its running mean.
     eps: lower bound of the root of the second moment.
     parameter_eps: lower bound of the root mean square of a parameter that its step is relative to.
@@ -35,6 +37,8 @@ class AdafactorSettings:
     """
 
     lr: float = limited(3.0e-2, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     beta2_decay: float = limited(-0.8, at_most=0)
     # PyTorch squares it: smaller ones would be 0 in float32, and a zero gradient then NaN.
     eps: float = limited(1.0e-8, at_least=1e-18)

@@ -33,6 +33,8 @@ class ApolloSettings:
     """APOLLO (Zhu et al., arXiv 2412.05270) for attention and feed-forward matrices, AdamW for all else.
 
     lr: peak learning rate of both; the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     rank: dimension of the random projection; null = a quarter of a matrix's shorter side, as in the paper. A matrix
       whose shorter side is no longer than this takes AdamW.
     update_interval: steps from one random projection to the next.
@@ -44,6 +46,8 @@ class ApolloSettings:
     """
 
     lr: float = limited(1.0e-2, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     rank: int | None = limited(None, at_least=1)
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(1.0, above=0)

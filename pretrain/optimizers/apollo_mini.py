@@ -15,6 +15,8 @@ class ApolloMiniSettings:
     """APOLLO-Mini (Zhu et al., arXiv 2412.05270): rank 1, one factor for each attention and feed-forward matrix.
 
     lr: peak learning rate, of AdamW for all else too; the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     update_interval: steps from one random projection to the next.
     scale: what the scaled gradient is multiplied by; sqrt(128) is the paper's, for what rank 1 underestimates.
     betas: decay rates of the running means of the gradient and of its square.
@@ -24,6 +26,8 @@ class ApolloMiniSettings:
     """
 
     lr: float = limited(3.0e-3, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(math.sqrt(128), above=0)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)

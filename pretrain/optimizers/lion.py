@@ -14,6 +14,8 @@ class LionSettings:
     """Lion (Chen et al., arXiv 2302.06675): every element moves by the learning rate, up or down.
 
     lr: peak learning rate, a third to a tenth of AdamW's; the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     betas: weight of the momentum in the update, and decay rate of the momentum.
     weight_decay: decay per step, times the learning rate, of every part that `groups` gives no other; three to ten
       times AdamW's.
@@ -21,6 +23,8 @@ class LionSettings:
     """
 
     lr: float = limited(1.0e-3, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     betas: tuple[float, float] = limited((0.9, 0.99), at_least=0, below=1)
     weight_decay: float = limited(0.3, at_least=0)
     groups: RoleGroups = BY_ROLE

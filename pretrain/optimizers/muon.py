@@ -25,6 +25,8 @@ class MuonSettings:
 
     lr: peak learning rate of both; a matrix of m x n takes 0.2 sqrt(max(m, n)) times it, so that its update is as large
       as AdamW's (Liu et al., arXiv 2502.16982); the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     momentum: decay rate of the running mean of the gradient.
     nesterov: makes the mean orthogonal that the next gradient would find.
     iterations: Newton-Schulz iterations that make it orthogonal, in bfloat16.
@@ -38,6 +40,8 @@ class MuonSettings:
     roles_without_moments: ClassVar[tuple[str, ...]] = HIDDEN_ROLES
 
     lr: float = limited(3.0e-3, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     momentum: float = limited(0.95, at_least=0, below=1)
     nesterov: bool = True
     iterations: int = limited(5, at_least=1, at_most=99)

@@ -13,6 +13,8 @@ class SgdSettings:
     """Stochastic gradient descent (PyTorch's), with momentum.
 
     lr: peak learning rate; the scheduler multiplies it.
+    lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
+    base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     momentum: decay rate of the running sum of gradients; 0 = none, and no state.
     nesterov: takes the step from where the momentum leads; needs momentum.
     weight_decay: what of a parameter is added to its gradient, in every part that `groups` gives no other.
@@ -20,6 +22,8 @@ class SgdSettings:
     """
 
     lr: float = limited(0.1, above=0)
+    lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
+    base_batch_size: int | None = limited(None, at_least=1)
     momentum: float = limited(0.9, at_least=0, below=1)
     nesterov: bool = True
     weight_decay: float = limited(1.0e-4, at_least=0)
