@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from pretrain.attempt.origin import Origin
 from pretrain.build import RunData
 from pretrain.config import RunConfig
 from pretrain.loop import LoopParts
 from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
+from pretrain.models import active_parameters
 from pretrain.optimizers import flat_state
 from pretrain.telemetry.sink import Begin
 from pretrain.validation import DomainResult, baselines_of, measures_of
@@ -31,7 +33,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     details = [
         (
             "model",
-            f"{config.model.name}, {parameters:,} parameters; optimizer state {optimizer_bytes:,} bytes",
+            f"{config.model.name}, {parameters:,} parameters{_active(state.model, parameters)}; optimizer state {optimizer_bytes:,} bytes",
         ),
         ("step", f"{training.gradient_accumulation_steps} x {training.batch_size} = {samples} windows"),
         (
@@ -65,6 +67,11 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details=tuple(details),
         line_every_n_steps=config.telemetry.gradient_log_interval,
     )
+
+
+def _active(model: nn.Module, parameters: int) -> str:
+    active = active_parameters(model)
+    return "" if active == parameters else f", {active:,} of them active at a position"
 
 
 def _memory(device: torch.device) -> list[tuple[str, str]]:

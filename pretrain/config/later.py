@@ -4,7 +4,6 @@ LATER: frozenset[str] = frozenset(
     [
         "init",
         "parallel",
-        "monitors.experts",
         "training.compile",
         "training.watchdog_timeout_seconds",
         "data.max_repeats",
@@ -13,7 +12,6 @@ LATER: frozenset[str] = frozenset(
         "data.train.*.weight",
         "model.parametrization",
         "model.mup_base_width",
-        "model.experts",
         "optimizer.lr_scaling",
         "optimizer.base_batch_size",
         "checkpoint.asynchronous",
