@@ -27,13 +27,12 @@ def resume_command(run_dir: Path) -> str:
 def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin | None) -> Begin:
     """Return the lines at the start of an attempt: model, data with windows and remainder, device, state in bytes."""
     state, training = parts.state, config.training
-    parameters = sum(parameter.numel() for parameter in state.model.parameters())
     optimizer_bytes = sum(tensor.nbytes for tensor in flat_state(state.optimizer).values())
     samples = training.batch_size * training.gradient_accumulation_steps
     details = [
         (
             "model",
-            f"{config.model.name}, {parameters:,} parameters{_active(state.model, parameters)}; optimizer state {optimizer_bytes:,} bytes",
+            f"{config.model.name}, {_parameters(state.model)}; optimizer state {optimizer_bytes:,} bytes",
         ),
         ("step", f"{training.gradient_accumulation_steps} x {training.batch_size} = {samples} windows"),
         (
@@ -69,9 +68,9 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     )
 
 
-def _active(model: nn.Module, parameters: int) -> str:
-    active = active_parameters(model)
-    return "" if active == parameters else f", {active:,} of them active at a position"
+def _parameters(model: nn.Module) -> str:
+    every, active = sum(parameter.numel() for parameter in model.parameters()), active_parameters(model)
+    return f"{every:,} parameters" + ("" if active == every else f", {active:,} of them active at a position")
 
 
 def _memory(device: torch.device) -> list[tuple[str, str]]:

@@ -53,12 +53,12 @@ class Router(nn.Module):
     """Chooses the experts of a position, and how much each of them counts there.
 
     [N, width] to float32 logits and scores [N, experts], weights [N, top_k], and the chosen experts, int64 [N, top_k].
-    The scores are a softmax over all experts, as in Shazeer et al., arXiv 1701.06538, Switch and Qwen3-MoE; so the
-    probabilities of the auxiliary loss are those that weigh. The weights are the scores of the chosen over their sum; of
-    a single one the score itself (Fedus et al., arXiv 2101.03961, equation 2), since one over one would teach the router
-    nothing. A bias is added in the choice alone, never in a weight: DeepSeek-V3, arXiv 2412.19437, section 2.1.2. The
-    logits are in the weight's own type under autocast too: arXiv 2101.03961, section 2.4. Among equals the expert of the
-    lower number is chosen.
+    The scores are a softmax over all experts, as in Switch (Fedus et al., arXiv 2101.03961) and Qwen3-MoE: both losses
+    are about a softmax, and so the probabilities that they level are those that weigh; the sigmoid of DeepSeek-V3 would
+    need a second set. The weights are the scores of the chosen over their sum; of a single one the score itself
+    (Switch, equation 2), since one over one would teach the router nothing. A bias is added in the choice alone, never
+    in a weight: DeepSeek-V3, arXiv 2412.19437, section 2.1.2. The logits are in the weight's own type under autocast
+    too: Switch, section 2.4. Among equals the expert of the lower number is chosen.
     """
 
     def __init__(self, width: int, settings: ExpertSettings) -> None:
@@ -117,8 +117,10 @@ class Mixture(nn.Module):
             self._collect(logits, scores, ends)
         pairs = positions[:, None].expand(-1, top_k, -1).flatten(0, 1)
         apply = apply_grouped if can_be_grouped(self.experts, positions.device) else apply_each
-        written = _Reordered.apply(apply(self.experts, _Reordered.apply(pairs, order, inverse), ends), inverse, order)
-        mixed: torch.Tensor = (written.unflatten(0, (-1, top_k)) * weights[..., None]).sum(dim=1).view(hidden.shape)
+        made = apply(self.experts, _reordered(pairs, order, inverse), ends)
+        written = _reordered(made, inverse, order)
+        by_position = written.view(-1, top_k, hidden.shape[-1])
+        mixed: torch.Tensor = (by_position * weights[..., None]).sum(dim=1).view(hidden.shape)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
 
     def take_own_loss(self) -> torch.Tensor | None:
@@ -175,8 +177,14 @@ def own_loss(layers: Sequence[Mixture]) -> torch.Tensor | None:
     return torch.stack(found).sum() if found else None
 
 
+def _reordered(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """Return the rows in that order; `inverse` is its inverse, by which the gradient goes back."""
+    made: torch.Tensor = _Reordered.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return made
+
+
 class _Reordered(torch.autograd.Function):
-    """Rows in another order; the way back is the inverse order, where indexing would add up what it need not."""
+    """Indexing by a permutation, whose way back is one too; that of plain indexing adds up, as if rows could repeat."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,13 @@ def flops_per_position(model: nn.Module, positions: int) -> int:
 
     N is the parameters of the matrices: two operations forward for each, two for the gradient of its input, two for its
     own. The token embedding is looked up, so it counts only where it is the prediction head too; a table of positions
-    is only added. Of the experts of a mixture it is as many as a position is sent to, and the router. What takes patches in is a matrix whose input needs no gradient: 4 N for that one. Attention takes
-    4 d S forward and 8 d S backward in each of L layers of width d, masked or not: what a window or the documents hide
-    is multiplied all the same. What activation checkpointing computes again is the price of memory and counts for
-    nothing. Kaplan et al., arXiv 2001.08361, section 2.1, with the attention of Chowdhery et al. (PaLM), arXiv
-    2204.02311, appendix B. Norms, rotations, the softmax and the loss are left out, as in PyTorch's own
-    `FlopCounterMode`, which gives the same number.
+    is only added. Of a mixture of experts the router counts, and as many experts as a position is sent to. What takes
+    patches in is a matrix whose input needs no gradient: 4 N for that one. Attention takes 4 d S forward and 8 d S
+    backward in each of L layers of width d, masked or not: what a window or the documents hide is multiplied all the
+    same. What activation checkpointing computes again is the price of memory and counts for nothing. Kaplan et al.,
+    arXiv 2001.08361, section 2.1, with the attention of Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B. Norms,
+    rotations, the softmax and the loss are left out, as in PyTorch's own `FlopCounterMode`, which gives the same
+    number.
     """
     trunk = getattr(model, "model", None)
     entry, table = getattr(trunk, "embed_patches", None), getattr(trunk, "embed_tokens", None)
@@ -38,7 +39,7 @@ def flops_per_position(model: nn.Module, positions: int) -> int:
 
 
 def active_parameters(model: nn.Module) -> int:
-    """Return how many parameters one position of a sequence meets: all but those of the experts that it is not sent to."""
+    """Return how many parameters one position meets: all but those of the experts that it is not sent to."""
     idle = sum(
         (module.gate.experts - module.gate.top_k) * _size(module.experts[0])
         for module in model.modules()

@@ -1,6 +1,5 @@
 """Each expert's layer on its own rows, one product after the other or all of them as one grouped product."""
 
-from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +12,7 @@ from pretrain.models.feedforward import FeedForward, SwiGLU
 _ALIGNMENT = 16
 
 
-def can_be_grouped(experts: Iterable[nn.Module], device: torch.device) -> bool:
+def can_be_grouped(experts: nn.ModuleList, device: torch.device) -> bool:
     """Whether `apply_grouped` is the way for these experts: on CUDA, where all rows are whole multiples of 16 bytes.
 
     It is a rule of device and sizes alone, so a run takes one way throughout. On a CPU PyTorch's grouped product is the
@@ -22,26 +21,28 @@ def can_be_grouped(experts: Iterable[nn.Module], device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     size = torch.get_autocast_dtype("cuda").itemsize if torch.is_autocast_enabled("cuda") else 4
-    return all(side * size % _ALIGNMENT == 0 for matrix in _matrices(experts) for side in matrix.shape)
+    return all(side * size % _ALIGNMENT == 0 for matrix in experts[0].parameters() for side in matrix.shape)
 
 
-def apply_each(experts: Sequence[nn.Module], rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def apply_each(experts: nn.ModuleList, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Return what each expert makes of its rows, [N, width] in the order of the experts to the same.
 
     ends: where the rows of each expert end, int64 [experts]. Waits for the device once.
     """
     # Without rows an expert takes part all the same: its gradient is zeros then, and not missing.
-    parts = rows.split(row_counts(ends))
+    parts = torch.split(rows, row_counts(ends, len(rows)))
     return torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
 
 
-def row_counts(ends: torch.Tensor) -> list[int]:
-    """Return how many rows each expert has."""
+def row_counts(ends: torch.Tensor, rows: int) -> list[int]:
+    """Return how many of the rows each expert has; ValueError where they are not all of them."""
     counts: list[int] = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    if sum(counts) != rows:
+        raise ValueError(f"expected {rows} rows shared out to the experts, found {sum(counts)}")
     return counts
 
 
-def apply_grouped(experts: Sequence[nn.Module], rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def apply_grouped(experts: nn.ModuleList, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Return the same as `apply_each` without a wait for the device; the matrices are copied side by side for it."""
     device = rows.device.type
     if torch.is_autocast_enabled(device):
@@ -56,15 +57,11 @@ def apply_grouped(experts: Sequence[nn.Module], rows: torch.Tensor, ends: torch.
             raise TypeError(f"{type(other).__name__}: expected experts that are SwiGLU or FeedForward layers")
 
 
-def _product(experts: Sequence[nn.Module], ends: torch.Tensor, name: str, rows: torch.Tensor) -> torch.Tensor:
+def _product(experts: nn.ModuleList, ends: torch.Tensor, name: str, rows: torch.Tensor) -> torch.Tensor:
     weights = torch.stack([expert.get_parameter(f"{name}.weight").to(rows.dtype) for expert in experts])
     if weights.requires_grad:
         # For an expert without rows some kernels leave what was in memory (pytorch issue 172439).
         is_used = torch.diff(ends, prepend=ends.new_zeros(1))[:, None, None] > 0
-        weights.register_hook(lambda gradient: torch.where(is_used, gradient, 0.0))
+        weights.register_hook(lambda gradient: torch.where(is_used, gradient, 0.0))  # type: ignore[no-untyped-call]
     made: torch.Tensor = F.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(torch.int32))
     return made
-
-
-def _matrices(experts: Iterable[nn.Module]) -> Iterable[torch.Tensor]:
-    return next(iter(experts)).parameters()

@@ -43,8 +43,8 @@ class DecoderSettings:
     tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers); learned
         positions: half.
-    experts: experts in the place of each feed-forward layer, a router sends every position to some of them; null = none,
-        and any key below makes them.
+    experts: experts in the place of each feed-forward layer, and a router that sends every position to some of them;
+        null = none, and a count makes them.
     """
 
     size: str | None = limited(None, choices=tuple(SIZES))

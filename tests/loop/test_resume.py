@@ -13,6 +13,12 @@ FEATURES = {
     "text": ("model.dropout=0.1", "task.chunk_tokens=10", "task.z_loss=1e-3", "data.document_mask=true"),
     "iq": ("model.dropout=0.1", "model.positions=learned", "training.activation_checkpointing=full"),
 }
+# A bias that every step moves, and what its monitor remembers.
+EXPERTS = (
+    "model.experts={count: 5, balance: 0.01, auxiliary_weight: 0.01, router_z_weight: 0.001}",
+    "monitors.experts.every_n_steps=2",
+    "training.activation_checkpointing=full",
+)
 SELECTIVE = ("training.activation_checkpointing=selective",)
 CASES = [
     *(
@@ -21,7 +27,12 @@ CASES = [
     ),
     ("text", "bfloat16", (*FEATURES["text"], *SELECTIVE)),
     ("iq", "float32", FEATURES["iq"]),
+    ("text", "float32", EXPERTS),
 ]
+
+
+def _of_features(features: tuple[str, ...]) -> tuple[str, ...]:
+    return ("experts",) if features == EXPERTS else ("features",) if features else ()
 
 
 def newest(run_dir: Path) -> Path:
@@ -34,9 +45,7 @@ def end_of(result: AttemptResult, run_dir: Path) -> tuple[str, bytes]:
     return result.checkpoint.record_sha256, (newest(run_dir) / "metrics.jsonl").read_bytes()
 
 
-@pytest.fixture(
-    scope="module", params=CASES, ids=lambda case: "-".join((*case[:2], *(("features",) if case[2] else ())))
-)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join((*case[:2], *_of_features(case[2]))))
 def untouched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     task, precision, features = request.param
     folder = tmp_path_factory.mktemp(f"{task}-{precision}")
