@@ -77,9 +77,10 @@ class Router(nn.Module):
             ranked = ranked + self.e_score_correction_bias
         # Not topk, which does not say whom it takes among equals.
         chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
-        weights = scores.gather(-1, chosen)
-        if self.top_k > 1:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self.top_k == 1:
+            return logits, scores, scores.gather(-1, chosen), chosen
+        # The scores of the chosen over their sum, from the logits: a bias may choose those whose scores are all zero.
+        weights = logits.gather(-1, chosen).softmax(dim=-1)
         return logits, scores, weights, chosen
 
 

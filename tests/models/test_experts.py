@@ -178,6 +178,21 @@ def test_the_bias_moves_by_the_loads_of_all_passes_of_a_step_and_decides_only_th
     torch.testing.assert_close(weights, of_both.gather(1, chosen))
 
 
+def test_a_bias_may_choose_experts_whose_scores_are_zero() -> None:
+    mixture = layer(ExpertSettings(count=4, balance=0.25))
+    assert mixture.gate.e_score_correction_bias is not None
+    with torch.no_grad():
+        mixture.gate.e_score_correction_bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0]))
+        mixture.gate.weight.zero_()
+        mixture.gate.weight[0] = 100.0
+    inputs = hidden(6).abs().requires_grad_()
+    _, scores, weights, chosen = mixture.gate(inputs)
+    assert not scores.gather(1, chosen).any()
+    assert weights.tolist() == [[0.5, 0.5]] * 6
+    mixture(inputs).square().sum().backward()
+    assert all(gradient.isfinite().all() for gradient in gradients(mixture, inputs))
+
+
 def test_only_a_pass_that_leads_gradients_back_is_counted() -> None:
     mixture = layer(CASES[3])
     with torch.no_grad():
