@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -21,6 +21,17 @@ class BatchLoss(Protocol):
     def loss_sum(self, model: nn.Module, batch: Batch, device: torch.device) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class Regularised(Protocol):
+    """A model that adds something of its own to the mean loss, such as a mixture of experts."""
+
+    def begin_step(self) -> None:
+        """Forget what was collected for a step that was not taken."""
+
+    def own_loss(self) -> torch.Tensor | None:
+        """Return what the newest pass adds to the mean loss over its units, and forget it; None = nothing."""
+
+
 def accumulate(
     model: nn.Module,
     task: BatchLoss,
@@ -33,6 +44,7 @@ def accumulate(
 
     The sum of each micro-batch is divided by the count of the whole step, so neither ragged micro-batches nor
     their number matter; equal ones give the mean of their means. What gradients held before is dropped first.
+    What a model adds of its own is a mean over a micro-batch, and counts by the units in it like the mean loss there.
     scale: what the loss is multiplied by on the way back, and the gradients divided by at the end: a power of two.
     Returns the mean loss, detached and still on the device, and the count. Raises ValueError when nothing is
     supervised.
@@ -42,10 +54,15 @@ def accumulate(
         where = f"epoch {step_batch.epoch}, position {step_batch.position}"
         raise ValueError(f"{where}: expected supervised units in a step, found none")
     model.zero_grad(set_to_none=True)
+    regularised = model if isinstance(model, Regularised) else None
+    if regularised is not None:
+        regularised.begin_step()
     means = []
     for batch in step_batch.micro_batches:
         with autocast:
-            mean = task.loss_sum(model, batch, device) / total
+            loss = task.loss_sum(model, batch, device)
+            own = None if regularised is None else regularised.own_loss()
+            mean = (loss if own is None else loss + own * task.supervised(batch)) / total
         scaled = mean if scale == 1.0 else mean * scale
         scaled.backward()  # type: ignore[no-untyped-call]
         means.append(mean.detach())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from pretrain.attempt.origin import Origin
 from pretrain.attempt.starting_point import Start
@@ -13,6 +14,7 @@ from pretrain.build import RunData, peak_learning_rate
 from pretrain.config import RunConfig
 from pretrain.loop import LoopParts
 from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
+from pretrain.models import active_parameters
 from pretrain.optimizers import flat_state
 from pretrain.telemetry.sink import Begin
 from pretrain.validation import DomainResult, baselines_of, measures_of
@@ -26,13 +28,12 @@ def resume_command(run_dir: Path) -> str:
 def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin | None, start: Start) -> Begin:
     """Return the lines at the start of an attempt: model, data with windows and remainder, device, state in bytes."""
     state, training = parts.state, config.training
-    parameters = sum(parameter.numel() for parameter in state.model.parameters())
     optimizer_bytes = sum(tensor.nbytes for tensor in flat_state(state.optimizer).values())
     samples = training.batch_size * training.gradient_accumulation_steps
     details = [
         (
             "model",
-            f"{config.model.name}, {parameters:,} parameters; optimizer state {optimizer_bytes:,} bytes",
+            f"{config.model.name}, {_parameters(state.model)}; optimizer state {optimizer_bytes:,} bytes",
         ),
         (
             "step",
@@ -91,6 +92,11 @@ def _scaled_rate(config: RunConfig, samples: int) -> list[tuple[str, str]]:
         f"{settings.base_batch_size} to {samples} windows a step"
     )
     return [("learning rate", text)]
+
+
+def _parameters(model: nn.Module) -> str:
+    every, active = sum(parameter.numel() for parameter in model.parameters()), active_parameters(model)
+    return f"{every:,} parameters" + ("" if active == every else f", {active:,} of them active at a position")
 
 
 def _memory(device: torch.device) -> list[tuple[str, str]]:

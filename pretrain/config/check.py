@@ -146,6 +146,11 @@ def _model(config: RunConfig) -> Iterator[str]:
         yield str(error)
     if config.task.name == "iq" and config.model.settings.logit_soft_cap is not None:
         yield "model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
+    if config.monitors.experts.every_n_steps and config.model.settings.experts is None:
+        yield (
+            "monitors.experts.every_n_steps watches experts, and model.experts is null; set it to 0, or "
+            "model.experts.count to how many there are"
+        )
 
 
 def _batch_warmup(config: RunConfig) -> Iterator[str]:

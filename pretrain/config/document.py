@@ -123,6 +123,8 @@ def _settings(cls: type[Any], where: str, defaults: Any = None, meaning: str = "
 
 def _group(key: str, group: Group, where: str, meaning: str) -> Iterator[str]:
     yield f"### {where}.{key}\n"
+    if group.is_optional:
+        yield "By default null, without these settings.\n"
     yield from _settings(group.settings, f"{where}.{key}", group.defaults, _capital(meaning))
 
 

@@ -3,7 +3,6 @@
 LATER: frozenset[str] = frozenset(
     [
         "parallel",
-        "monitors.experts",
         "training.compile",
         "training.watchdog_timeout_seconds",
         "data.max_repeats",
@@ -12,7 +11,6 @@ LATER: frozenset[str] = frozenset(
         "data.train.*.weight",
         "model.parametrization",
         "model.mup_base_width",
-        "model.experts",
         "checkpoint.asynchronous",
         "checkpoint.storage_wait_seconds",
     ]

@@ -136,7 +136,8 @@ def _assemble(parts: Sequence[Part], values: dict[Path, Any]) -> RunConfig:
 
 def _instance(part: Part, by_path: Mapping[Path, Part], values: dict[Path, Any], **maps: Any) -> Any:
     """A settings object by way of OmegaConf's schema of its keys, the second gate behind `fit`; its groups first."""
-    groups = {name: _instance(by_path[(*part.path, name)], by_path, values) for name in groups_of(part.settings)}
+    parts = {name: by_path.get((*part.path, name)) for name in groups_of(part.settings)}
+    groups = {name: None if one is None else _instance(one, by_path, values) for name, one in parts.items()}
     own = settings_of(part.settings)
     given = {name: values[(*part.path, name)] for name in own}
     fields = tuple((setting.name, setting.annotation) for setting in own.values())

@@ -59,7 +59,9 @@ class Document:
             raise ConfigError(f"{where}: {key} goes deeper than any setting; give a list or a mapping as a whole")
         node = self.tree
         for length, name in enumerate(path[:-1], start=1):
-            node = node.setdefault(name, {})
+            if node.get(name) is None:
+                node[name] = {}  # null is what a group of settings may be that is not used
+            node = node[name]
             if not isinstance(node, dict):
                 raise ConfigError(f"{where}: {'.'.join(path[:length])} is not a section, so it has no settings")
         self._merge(node, path, value, where)

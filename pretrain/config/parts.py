@@ -155,6 +155,8 @@ class _Survey:
         self.parts.append(part)
         for name, group in groups_of(part.settings, part.defaults).items():
             path = (*part.path, name)
+            if group.is_optional and part.given.get(name) is None:
+                continue
             given = self._mapping(path, part.given.get(name, {}))
             self._add(Part(path, group.settings, given, defaults=group.defaults))
 

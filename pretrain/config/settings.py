@@ -173,7 +173,7 @@ def settings_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Setting]:
     hints = typing.get_type_hints(cls)
     found = {}
     for one in dataclasses.fields(cls):
-        if _is_group(hints[one.name]) or _is_map(hints[one.name]):
+        if _group_class(hints[one.name]) is not None or _is_map(hints[one.name]):
             continue
         default = _default(one) if defaults is None else getattr(defaults, one.name)
         if default == "???":
@@ -186,11 +186,13 @@ def settings_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Setting]:
 class Group:
     """A key that holds settings of its own, such as `spikes.loss`: their class, and an instance with their defaults.
 
-    defaults: None where the defaults are those of the class.
+    defaults: None where the defaults are those of the class. is_optional: the key may be null, and is where nothing is
+    given, as `model.experts` is.
     """
 
     settings: type[Any]
     defaults: Any
+    is_optional: bool = False
 
 
 def groups_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Group]:
@@ -198,9 +200,11 @@ def groups_of(cls: type[Any], defaults: Any = None) -> Mapping[str, Group]:
     hints = typing.get_type_hints(cls)
     found = {}
     for one in dataclasses.fields(cls):
-        if _is_group(hints[one.name]):
+        group = _group_class(hints[one.name])
+        if group is not None:
             default = _default(one) if defaults is None else getattr(defaults, one.name)
-            found[one.name] = Group(hints[one.name], None if default is dataclasses.MISSING else default)
+            is_optional = group is not hints[one.name]
+            found[one.name] = Group(group, None if default is dataclasses.MISSING else default, is_optional)
     return found
 
 
@@ -226,8 +230,10 @@ def _default(one: dataclasses.Field[Any]) -> Any:
     return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+def _group_class(annotation: Any) -> type[Any] | None:
+    """The settings class that a key holds, or may hold beside null; None for a key that holds a value."""
+    options = typing.get_args(annotation) if type(None) in typing.get_args(annotation) else (annotation,)
+    return next((one for one in options if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
 def _is_map(annotation: Any) -> bool:

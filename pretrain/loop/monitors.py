@@ -9,14 +9,16 @@ from pretrain.batch import StepBatch
 from pretrain.evidence import rows
 from pretrain.loop.incidents import record_alarms
 from pretrain.loop.parts import LoopParts, show
-from pretrain.models import attentions, blocks
+from pretrain.models import attentions, blocks, routers
 from pretrain.monitors import Cadence, MonitorSettings
 from pretrain.monitors.activations import Activations
 from pretrain.monitors.attention import Attention
 from pretrain.monitors.blocks import Blocks
+from pretrain.monitors.experts import Experts
 from pretrain.monitors.mixture import Mixture
 from pretrain.policy.alarms import Observation, update_alarms
 from pretrain.policy.cadence import is_due
+from pretrain.policy.experts import judge_experts, load_entropy
 from pretrain.policy.layers import judge_activations, judge_attention, judge_blocks
 from pretrain.policy.measured import Known, Measured, Raised
 from pretrain.policy.mixture import add_counts, judge_mixture
@@ -34,6 +36,7 @@ class Watch:
         self._blocks = Blocks(model, blocks(model))
         self._activations = Activations(blocks(model))
         self._attention = Attention(attentions(model))
+        self._experts = Experts(routers(model))
         self._mixture = Mixture(parts.domains)
         self._block_names = tuple(name for name, _ in blocks(model))
 
@@ -48,6 +51,8 @@ class Watch:
             hooks.enter_context(self._activations.watching())
         if self._is_due(self._settings.attention, step):
             hooks.enter_context(self._attention.watching())
+        if self._is_due(self._settings.experts, step):
+            hooks.enter_context(self._experts.watching())
         return hooks
 
     def record(self, step_batch: StepBatch, batch: int, clip_ratio: float, updates: torch.Tensor | None) -> None:
@@ -71,6 +76,11 @@ class Watch:
             seen += found
         if self._is_due(settings.attention, step):
             found, known = judge_attention(self._shown("attention", self._attention.values()), known, raised)
+            seen += found
+        if self._is_due(settings.experts, step):
+            loads = self._experts.values()
+            values = self._shown("experts", {**loads, "load_entropy": load_entropy(loads)})
+            found, known = judge_experts(values, known, raised, step)
             seen += found
         if settings.mixture.every_n_steps:
             known = add_counts(self._mixture.counts(state.loader.indices(step_batch)), known)

@@ -25,7 +25,7 @@ from pretrain.loop.thermal import watch_temperature
 from pretrain.loop.updates import UpdateNorm
 from pretrain.machine import random_state
 from pretrain.machine.precision import autocast
-from pretrain.models import blocks
+from pretrain.models import balance, blocks
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.alarms import Change, spike_observations, update_alarms
 from pretrain.policy.diagnosis import Diagnosis
@@ -102,6 +102,7 @@ def train(parts: LoopParts) -> None:
         if decision.action == "accept":
             updates.before(state.step + 1, wanted=watch.wants_updates(state.step + 1))
             state.optimizer.step()
+            balance(state.model)
             state.step += 1
             state.scaler = None if state.scaler is None else on_accepted(state.scaler)
             update_norm = updates.after()

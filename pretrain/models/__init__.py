@@ -7,7 +7,8 @@ from torch import nn
 from pretrain.models.attention import Attention
 from pretrain.models.block import Block
 from pretrain.models.decoder import Decoder, build_decoder
-from pretrain.models.flops import flops_per_position
+from pretrain.models.experts import ExpertSettings, Mixture, Router
+from pretrain.models.flops import active_parameters, flops_per_position
 from pretrain.models.roles import roles
 from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
 from pretrain.registry import Entry
@@ -27,6 +28,18 @@ def attentions(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
 
 
+def routers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The routers of the mixtures of experts in the order of depth, each with its parameter prefix."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Router)]
+
+
+def balance(model: nn.Module) -> None:
+    """Move the biases of all routers by the loads of the step that was taken; a model without experts has none."""
+    for module in model.modules():
+        if isinstance(module, Mixture):
+            module.rebalance()
+
+
 __all__ = [
     "CHECKPOINTING",
     "MODELS",
@@ -34,10 +47,14 @@ __all__ = [
     "Block",
     "Decoder",
     "DecoderSettings",
+    "ExpertSettings",
+    "active_parameters",
     "attentions",
+    "balance",
     "blocks",
     "build_decoder",
     "check",
     "flops_per_position",
     "roles",
+    "routers",
 ]

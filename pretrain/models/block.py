@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.models.attention import Attention
+from pretrain.models.experts import Mixture
 from pretrain.models.feedforward import build_feed_forward
-from pretrain.models.parts import NORMS, drop
+from pretrain.models.parts import NORMS, computing_again, drop
 from pretrain.models.settings import DecoderSettings, ffn_width
 
 
@@ -30,7 +31,12 @@ class Block(nn.Module):
         self.input_layernorm = norm(width)
         self.self_attn = Attention(width, settings.heads, settings.kv_heads, settings.qk_norm)
         self.post_attention_layernorm = norm(width)
-        self.mlp = build_feed_forward(width, ffn_width(settings), settings.activation)
+        hidden, activation = ffn_width(settings), settings.activation
+        self.mlp = (
+            build_feed_forward(width, hidden, activation)
+            if settings.experts is None
+            else Mixture(width, hidden, activation, settings.experts)
+        )
 
     def forward(
         self,
@@ -72,8 +78,13 @@ def run_block(block: nn.Module, checkpointing: str, *inputs: Any) -> torch.Tenso
 
 def _once_with_hooks(block: nn.Module) -> Callable[..., Any]:
     """Return the block as a function; from the second call on without its hooks, since that is no pass of its own."""
+
+    def again(*inputs: Any) -> Any:
+        with computing_again():
+            return block.forward(*inputs)
+
     calls = iter((block,))
-    return lambda *inputs: next(calls, block.forward)(*inputs)
+    return lambda *inputs: next(calls, again)(*inputs)
 
 
 def _is_watched(block: nn.Module) -> bool:
@@ -87,6 +98,7 @@ _KEPT = frozenset(
         _aten.mm.default,
         _aten.addmm.default,
         _aten.bmm.default,
+        _aten._grouped_mm.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,

@@ -7,6 +7,7 @@ from torch import nn
 from pretrain.batch import InputSpec
 from pretrain.models.attention import attention_mask, rotary_tables
 from pretrain.models.block import Block, run_block
+from pretrain.models.experts import Mixture, own_loss
 from pretrain.models.initialization import initialize
 from pretrain.models.parts import NORMS, Embedding, Linear, drop, float32_linear
 from pretrain.models.settings import DecoderSettings, check, check_input
@@ -114,6 +115,21 @@ class Decoder(nn.Module):
         logits = F.linear(hidden, weight)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+    def begin_step(self) -> None:
+        """Forget the loads of experts of a step that was not taken."""
+        for mixture in self._mixtures():
+            mixture.forget()
+
+    def own_loss(self) -> torch.Tensor | None:
+        """Return what the newest pass in training adds to the mean loss, a scalar with its graph, and forget it.
+
+        The auxiliary and z-losses of the routers, weighted and summed over the layers; None where there are none.
+        """
+        return own_loss(self._mixtures())
+
+    def _mixtures(self) -> list[Mixture]:
+        return [block.mlp for block in self.model.layers if isinstance(block.mlp, Mixture)]
 
 
 def build_decoder(

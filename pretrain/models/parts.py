@@ -1,6 +1,8 @@
 """What every layer is made of: matrices and tables that draw nothing, and norms."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -54,3 +56,22 @@ def drop(values: torch.Tensor, share: float, training: bool) -> torch.Tensor:
     The draws are of the global generator, which is part of a checkpoint; without dropout there are none.
     """
     return F.dropout(values, share, training) if share > 0 else values
+
+
+# Of a thread: the backward pass of a GPU has its own, and computes again in it.
+_computed_again: ContextVar[bool] = ContextVar("computed_again", default=False)
+
+
+def is_computed_again() -> bool:
+    """Whether this is a pass that activation checkpointing makes again, and that has been seen and counted already."""
+    return _computed_again.get()
+
+
+@contextmanager
+def computing_again() -> Iterator[None]:
+    """Say so of what is computed within."""
+    token = _computed_again.set(True)
+    try:
+        yield
+    finally:
+        _computed_again.reset(token)

@@ -9,6 +9,8 @@ _PREFIXES = (
     ("self_attn", "attention"),
     ("mlp", "feed_forward"),
 )
+# The name that published mixtures give their router; a whole part, as `gate_proj` is of a feed-forward layer.
+_ROUTER = "gate"
 
 
 def roles(model: nn.Module) -> dict[str, str]:
@@ -23,8 +25,11 @@ def roles(model: nn.Module) -> dict[str, str]:
 def _role(name: str, parameter: nn.Parameter) -> str:
     if parameter.dim() < 2:
         return "norms"
+    parts = name.split(".")
+    if _ROUTER in parts:
+        return "router"
     for prefix, role in _PREFIXES:
-        if any(part.startswith(prefix) for part in name.split(".")):
+        if any(part.startswith(prefix) for part in parts):
             return role
     known = ", ".join(prefix for prefix, _ in _PREFIXES)
     raise ValueError(f"{name}: expected a part that begins with {known}; give it a role in pretrain/models/roles.py")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pretrain.batch import InputSpec
 from pretrain.errors import ConfigError
 from pretrain.models.attention import POSITIONS
+from pretrain.models.experts import ExpertSettings
 from pretrain.models.feedforward import ACTIVATIONS
 from pretrain.models.parts import NORMS
 from pretrain.models.sizes import SIZES
@@ -42,6 +43,8 @@ class DecoderSettings:
     tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers); learned
         positions: half.
+    experts: experts in the place of each feed-forward layer, and a router that sends every position to some of them;
+        null = none, and a count makes them.
     """
 
     size: str | None = limited(None, choices=tuple(SIZES))
@@ -61,6 +64,7 @@ class DecoderSettings:
     dropout: float = limited(0.0, at_least=0, below=1)
     tie_embeddings: bool = True
     init_std: float = limited(0.02, above=0)
+    experts: ExpertSettings | None = None
 
 
 def check(settings: DecoderSettings) -> None:
@@ -80,6 +84,11 @@ def check(settings: DecoderSettings) -> None:
     if heads % kv_heads != 0:
         raise ConfigError(
             f"model.kv_heads: {kv_heads} does not divide model.heads, {heads}; choose one of {_divisors(heads)}"
+        )
+    experts = settings.experts
+    if experts is not None and experts.top_k > experts.count:
+        raise ConfigError(
+            f"model.experts.top_k: {experts.top_k} experts cannot be chosen of model.experts.count, {experts.count}"
         )
 
 

@@ -22,6 +22,7 @@ class MonitorSettings:
     blocks: gradient, parameter and update norm of every residual block; usually every 20 steps.
     activations: root mean square and largest magnitude of what every block writes; usually every 20.
     attention: entropy and largest logit of every attention layer, of one sequence; usually every 100.
+    experts: the load of every expert of each router, and how even the loads are; usually every 20.
     mixture: the share of every training domain in what was trained on since the last look; usually every 100.
     regression: the loss of every validation domain against its own best; usually 1, every validation.
     """
@@ -29,6 +30,7 @@ class MonitorSettings:
     blocks: Cadence = field(default_factory=Cadence)
     activations: Cadence = field(default_factory=Cadence)
     attention: Cadence = field(default_factory=Cadence)
+    experts: Cadence = field(default_factory=Cadence)
     mixture: Cadence = field(default_factory=Cadence)
     regression: Cadence = field(default_factory=Cadence)
 
@@ -38,6 +40,7 @@ USUAL = MonitorSettings(
     blocks=Cadence(20),
     activations=Cadence(20),
     attention=Cadence(100),
+    experts=Cadence(20),
     mixture=Cadence(100),
     regression=Cadence(1),
 )

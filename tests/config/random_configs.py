@@ -78,7 +78,9 @@ def _settings(draw: Any, cls: type[Any]) -> dict[str, Any]:
         for name, setting in settings_of(cls).items()
         if not name.startswith("scheduler_warm")
     }
-    return own | {name: draw(_settings(group.settings)) for name, group in groups_of(cls).items()}
+    for name, group in groups_of(cls).items():
+        own[name] = None if group.is_optional and draw(st.booleans()) else draw(_settings(group.settings))
+    return own
 
 
 @st.composite
@@ -116,6 +118,14 @@ def _fit_optimizer(optimizer: dict[str, Any]) -> None:
         optimizer["nesterov"] = False
 
 
+def _fit_experts(model: dict[str, Any], monitors: dict[str, Any]) -> None:
+    """No more experts at a position than there are, and no look at those of a model that has none."""
+    if model["experts"] is None:
+        monitors["experts"]["every_n_steps"] = 0
+    else:
+        model["experts"]["top_k"] = min(model["experts"]["top_k"], model["experts"]["count"])
+
+
 @st.composite
 def texts(draw: Any) -> str:
     """The text of a configuration that is valid, keys that depend on each other made to fit."""
@@ -145,6 +155,7 @@ def texts(draw: Any) -> str:
     tree["faults"]["inject"] = draw(_faults(thermal["gpu_temp_guard"]))
     kv_heads, groups, half = draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99)))
     tree["model"] |= {"kv_heads": kv_heads, "heads": kv_heads * groups, "width": 2 * kv_heads * groups * half}
+    _fit_experts(tree["model"], tree["monitors"])
     tree["validation"]["rank_by"] = draw(
         st.sampled_from(["mean", *(tree["data"]["validation"] or tree["data"]["train"])])
     )

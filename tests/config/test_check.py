@@ -17,6 +17,8 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
     (TEXT, ["model.heads=3"], "model.heads: 3 does not divide"),
     (TEXT, ["model.kv_heads=3"], "model.kv_heads: 3 does not divide"),
     (TEXT, ["model.width=60"], "model.heads: 4 heads"),
+    (TEXT, ["model.experts={count: 2, top_k: 3}"], "model.experts.top_k: 3 experts cannot be chosen of"),
+    (TEXT, ["monitors.experts.every_n_steps=20"], "watches experts, and model.experts is null; set it to 0, or"),
     (
         TEXT,
         ["training.use_amp=true", "training.precision=float32"],

@@ -11,6 +11,7 @@ from pretrain.config.later import LATER
 from pretrain.config.settings import NAMED, SECTIONS, SOURCE, groups_of, plain_sections, settings_of
 from pretrain.data.text import TextSettings
 from pretrain.errors import ConfigError
+from pretrain.models import ExpertSettings
 from pretrain.policy.spikes import SignalSettings, SpikeSettings
 from tests.config.written import IQ, TEXT, config, refusal
 
@@ -296,3 +297,29 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
             load(path)
         assert str(caught.value).startswith(f"{path}: ")
         assert message in str(caught.value)
+
+
+def test_a_group_that_may_be_null_is_there_when_something_in_it_is_given() -> None:
+    """Null in its own text too, and an override makes the group of that."""
+    assert config().model.settings.experts is None
+    plain = to_yaml(config())
+    assert "  experts: null\n" in plain
+    for given in (["model.experts.count=8"], ["model.experts={count: 8}"]):
+        made = config(*given, text=plain)
+        assert made.model.settings.experts == ExpertSettings(8)
+        assert config(text=to_yaml(made)) == made
+    assert config("model.experts=null", text=to_yaml(made)) == config()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("model.experts={top_k: 2}", "model.experts.count must be given: a whole number from 2 to 4096; add it"),
+        ("model.experts={}", "model.experts.count must be given"),
+        ("model.experts=8", "model.experts must be a group of settings, a mapping of keys to values; found 8"),
+        ("model.experts.cuont=8", "model.experts.cuont is not a setting of model.experts; did you mean"),
+        ("model.experts={count: 8, balance: 2}", "model.experts.balance must be a finite number from 0 to 1; found 2"),
+    ],
+)
+def test_a_group_that_may_be_null_is_read_as_strictly(given: str, expected: str) -> None:
+    assert any(expected in line for line in refusal(given))

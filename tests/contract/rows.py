@@ -13,7 +13,7 @@ from pretrain import gradients
 from pretrain.batch import Batch, StepBatch
 from pretrain.errors import ConfigError
 from pretrain.machine.precision import autocast
-from pretrain.models import MODELS, roles
+from pretrain.models import MODELS, balance, roles
 from pretrain.optimizers import OPTIMIZERS, flat_state, set_learning_rate
 from pretrain.tasks import TASKS, Task
 
@@ -84,6 +84,7 @@ class Run:
         value, norm = gradients.read(loss, gradients.clip(parameters, 1.0))
         assert np.isfinite([value, norm]).all()
         self.optimizer.step()
+        balance(self.model)
         return value
 
     def tensors(self) -> dict[str, torch.Tensor]:

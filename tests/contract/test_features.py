@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pretrain.config.settings import TrainingSettings
-from pretrain.models import MODELS
+from pretrain.models import MODELS, ExpertSettings
+from pretrain.optimizers import OPTIMIZERS
 from pretrain.tasks import TASKS
-from tests.contract.rows import Feature, Run, build
+from tests.contract.rows import VARIANTS, Feature, Run, build
 
 FEATURES: dict[str, Feature] = {
     "post": Feature(model={"norm_position": "post", "init_std": 0.05}),
@@ -25,6 +26,14 @@ FEATURES: dict[str, Feature] = {
     "grouped": Feature(model={"kv_heads": 2}),
     "dropout": Feature(model={"dropout": 0.05}),
     "untied": Feature(model={"tie_embeddings": False}),
+    "experts": Feature(model={"experts": ExpertSettings(5, balance=0.01)}),
+    "shared_experts": Feature(
+        model={
+            "experts": ExpertSettings(3, top_k=1, shared=1, auxiliary_weight=0.01, router_z_weight=0.001),
+            "dropout": 0.05,
+        },
+        built={"activation_checkpointing": "selective"},
+    ),
     "documents": Feature(built={"document_boundary": 0}),
     "full": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "full"}),
     "selective": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "selective"}),
@@ -61,11 +70,11 @@ ROWS = [
 every_row = pytest.mark.parametrize(("name", "task", "precision"), ROWS, ids=map("-".join, ROWS))
 
 
-def made(name: str, task: str, precision: str, seed: int = 3) -> Run:
+def made(name: str, task: str, precision: str, seed: int = 3, optimizer: str = "adamw") -> Run:
     feature = FEATURES[name]
     # Half the usual width, since float16 is slow on a CPU.
     feature = dataclasses.replace(feature, model={"width": 32, **feature.model})
-    return build((task, "decoder", "adamw"), seed, precision, feature)
+    return build((task, "decoder", optimizer), seed, precision, feature)
 
 
 def saved(run: Run) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -101,16 +110,27 @@ def test_it_lowers_a_loss(name: str, task: str, precision: str) -> None:
 
 @every_row
 def test_its_state_goes_back_and_goes_on_bit_exactly(name: str, task: str, precision: str) -> None:
+    it_goes_back(name, task, precision)
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *VARIANTS])
+def test_experts_go_back_and_go_on_with_every_optimizer(optimizer: str) -> None:
+    it_goes_back("experts", "text", "float32", optimizer)
+
+
+def it_goes_back(name: str, task: str, precision: str, optimizer: str = "adamw") -> None:
     torch.manual_seed(1)
-    whole = made(name, task, precision)
-    for index in range(2):
+    whole = made(name, task, precision, optimizer=optimizer)
+    for index in range(3):
         whole.step(index)
     tensors, generator = saved(whole)
-    losses = [whole.step(index) for index in range(2, 4)]
+    losses = [whole.step(index) for index in range(3, 5)]
+    if name == "experts":  # three steps of as many choices as five experts cannot share out
+        assert all(tensor.all() for key, tensor in tensors.items() if key.endswith("e_score_correction_bias"))
 
-    resumed = made(name, task, precision, seed=4)
+    resumed = made(name, task, precision, seed=4, optimizer=optimizer)
     resumed.step(9)
     resumed.restore(tensors)
     torch.set_rng_state(generator)
-    assert [resumed.step(index) for index in range(2, 4)] == losses
+    assert [resumed.step(index) for index in range(3, 5)] == losses
     assert resumed.bytes() == whole.bytes()

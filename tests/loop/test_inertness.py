@@ -41,7 +41,10 @@ KINDS = [
 ]
 # Dropout draws in the refused step itself, and in the experiments of its incident.
 DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "task.chunk_tokens=5")
-CASES = [*KINDS, ("loss", DRAWING, 1)]
+# Loads are collected in the refused step itself, and in the experiments of its incident.
+EXPERTS = ("model.experts={count: 5, balance: 0.01, auxiliary_weight: 0.01}", "training.activation_checkpointing=full")
+FEATURES = {"dropout": DRAWING, "experts": EXPERTS}
+CASES = [*KINDS, *(("loss", features, 1) for features in FEATURES.values())]
 # The first optimizer under all conditions, and every other one under one of them: a rejected step reaches none.
 CONDITIONS = [
     (optimizer, precision, micro_batches)
@@ -89,7 +92,10 @@ def run(
 @pytest.mark.parametrize(
     ("kind", "overrides", "healthy"),
     CASES,
-    ids=[f"{kind}-dropout" if DRAWING[0] in overrides else kind for kind, overrides, _ in CASES],
+    ids=[
+        "-".join((kind, *(name for name, features in FEATURES.items() if features[0] in overrides)))
+        for kind, overrides, _ in CASES
+    ],
 )
 def test_a_rejected_step_changes_nothing_but_the_position_and_the_record(
     optimizer: str,

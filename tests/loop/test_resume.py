@@ -48,7 +48,7 @@ def test_stopped_after_every_step(untouched):
     assert newest(folder / "often").name == "0013"
 
 
-# What draws in a step, computes a block again or knows where a document begins, all at once.
+# What draws in a step, computes a block again, knows where a document begins, or moves a bias that is no parameter.
 FEATURES = {
     "text": (
         *("model.dropout=0.1", "task.chunk_tokens=10", "task.z_loss=1e-3", "data.document_mask=true"),
@@ -56,11 +56,17 @@ FEATURES = {
     ),
     "iq": ("model.dropout=0.1", "model.positions=learned", "training.activation_checkpointing=full"),
 }
+EXPERTS = (
+    "model.experts={count: 5, balance: 0.01, auxiliary_weight: 0.01, router_z_weight: 0.001}",
+    "monitors.experts.every_n_steps=2",
+    "training.activation_checkpointing=full",
+)
 
 
-@pytest.mark.parametrize("task", FEATURES)
-def test_with_dropout_and_recomputed_blocks_it_is_the_same(task: str, tmp_path: Path):
-    overrides = FEATURES[task]
+@pytest.mark.parametrize(
+    ("task", "overrides"), [*FEATURES.items(), ("text", EXPERTS)], ids=["text", "iq", "text-experts"]
+)
+def test_with_what_a_step_draws_or_moves_besides_it_is_the_same(task: str, overrides: tuple[str, ...], tmp_path: Path):
     reference = end_of(train(tiny(tmp_path, task, *overrides, run="untouched")), tmp_path / "untouched")
     result = train(tiny(tmp_path, task, *overrides, run="often"), 1)
     while result.verdict == "interrupted":

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.attempt import AttemptResult
+from pretrain.evidence import checkpoint
 from tests.tiny import go_on, tiny, train
 
 QUICK = (
@@ -17,6 +18,7 @@ QUICK = (
     "spikes.healthy_steps=8",
     "optimizer.lr=1.0e-3",
 )
+FAULTS = "faults.inject=[nan_weight@33]"
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,19 @@ def test_what_was_undone_is_on_record(tmp_path: Path):
     assert (back["step"], back["undone_steps"], back["quarantined"]) == (30, 4, [30, 34])
     after = [row for row in rows(tmp_path / "run") if row["event"] == "step"][34]
     assert (after["step"], after["batch"]) == (31, 35)
+
+
+def test_the_bias_of_experts_goes_back_with_the_weights(tmp_path: Path):
+    """By the copy in memory as by the files; and what is not finite in it is damage like any other."""
+    experts = "model.experts={count: 5, balance: 0.01}"
+    for name, copies in (("memory", 1), ("files", 0)):
+        config = tiny(tmp_path, "text", *QUICK, experts, f"spikes.targets_in_memory={copies}", FAULTS, run=name)
+        assert train(config).verdict == "done"
+    assert rows(tmp_path / "memory") == rows(tmp_path / "files")
+    found = [
+        checkpoint.read_record(newest(tmp_path / name) / "checkpoints/step_00000060") for name in ("memory", "files")
+    ]
+    assert found[0].content_sha256 == found[1].content_sha256
 
 
 @pytest.mark.parametrize("stop_after", [29, 30, 31, 33, 34, 35, 36, 40, 43, 44, 50])

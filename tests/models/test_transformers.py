@@ -1,15 +1,17 @@
 """The same weights give the same logits as `transformers`, for every feature that has a class there."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from pretrain.batch import InputSpec
-from pretrain.models import DecoderSettings, build_decoder
+from pretrain.models import DecoderSettings, ExpertSettings, build_decoder
 
 transformers = pytest.importorskip("transformers", reason="a comparison for those who have it")
+safetensors = pytest.importorskip("safetensors.torch", reason="a comparison for those who have it")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 VOCABULARY, POSITIONS = 37, 12
@@ -74,6 +76,38 @@ def test_the_weights_load_by_name_and_give_the_same_logits(case: Case) -> None:
     assert (missing, unexpected) == (["lm_head.weight"] if settings.tie_embeddings else [], [])
     with torch.no_grad():
         torch.testing.assert_close(model(IDS), other(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_experts_load_from_a_published_layout_and_give_the_same_logits(top_k: int, tmp_path: Path) -> None:
+    """A file with the names of ours is one that `from_pretrained` of Qwen3-MoE takes, nothing missing or left."""
+    experts = ExpertSettings(6, top_k=top_k, width=24, balance=0.0)
+    model, settings = built({"qk_norm": True, "experts": experts, "tie_embeddings": False})
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        head_dim=settings.width // settings.heads,
+        moe_intermediate_size=experts.width,
+        num_experts=experts.count,
+        num_experts_per_tok=top_k,
+        norm_topk_prob=top_k > 1,
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_base},
+        tie_word_embeddings=False,
+    )
+    config.save_pretrained(tmp_path)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    other, found = transformers.Qwen3MoeForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS), other.eval()(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_learned_positions_layernorm_and_gelu_are_gpt2s_without_biases() -> None:
