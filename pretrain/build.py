@@ -12,8 +12,8 @@ from pretrain.config import RunConfig
 from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
 from pretrain.machine import random_state
-from pretrain.models import MODELS, roles
-from pretrain.optimizers import OPTIMIZERS, set_learning_rate
+from pretrain.models import MODELS, roles, width_ratio
+from pretrain.optimizers import OPTIMIZERS, for_width, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
@@ -108,7 +108,9 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of the config over the parameters of `model`, its state as before the first step."""
     optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer.name].build(
-        config.optimizer.settings, list(model.named_parameters()), roles(model)
+        for_width(config.optimizer.settings, width_ratio(config.model.settings)),
+        list(model.named_parameters()),
+        roles(model),
     )
     return optimizer
 

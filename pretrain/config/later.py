@@ -11,8 +11,6 @@ LATER: frozenset[str] = frozenset(
         "data.quarantine",
         "data.augment",
         "data.train.*.weight",
-        "model.parametrization",
-        "model.mup_base_width",
         "model.experts",
         "optimizer.lr_scaling",
         "optimizer.base_batch_size",

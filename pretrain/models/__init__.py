@@ -8,6 +8,7 @@ from pretrain.models.attention import Attention
 from pretrain.models.block import Block
 from pretrain.models.decoder import Decoder, build_decoder
 from pretrain.models.flops import flops_per_position
+from pretrain.models.parametrization import width_ratio
 from pretrain.models.roles import roles
 from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
 from pretrain.registry import Entry
@@ -40,4 +41,5 @@ __all__ = [
     "check",
     "flops_per_position",
     "roles",
+    "width_ratio",
 ]

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from pretrain.models.attention import Attention
 from pretrain.models.feedforward import build_feed_forward
+from pretrain.models.parametrization import attention_scale
 from pretrain.models.parts import NORMS, drop
 from pretrain.models.settings import DecoderSettings, ffn_width
 
@@ -28,7 +29,9 @@ class Block(nn.Module):
         self.norms_last = settings.norm_position == "post"
         self.dropout = settings.dropout
         self.input_layernorm = norm(width)
-        self.self_attn = Attention(width, settings.heads, settings.kv_heads, settings.qk_norm)
+        self.self_attn = Attention(
+            width, settings.heads, settings.kv_heads, settings.qk_norm, attention_scale(settings)
+        )
         self.post_attention_layernorm = norm(width)
         self.mlp = build_feed_forward(width, ffn_width(settings), settings.activation)
 

@@ -13,6 +13,7 @@ from pretrain.registry import limited
 FFN_MULTIPLE = 32
 NORM_POSITIONS = ("pre", "post")
 CHECKPOINTING = ("none", "full", "selective")
+PARAMETRIZATIONS = ("standard", "mup")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,13 @@ class DecoderSettings:
         weights.
     tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers); learned
-        positions: half.
+        positions: half; with `mup`, of a model of the base width.
+    parametrization: `standard`, or `mup`, under which the best learning rate of a narrow model is that of a wide one:
+        with m = width / `mup_base_width`, the matrices of attention and feed-forward layers start at `init_std` /
+        sqrt(m) and take 1 / m of the learning rate (for muon 1 / sqrt(m)), logits of attention go with 1 / head size
+        in the place of its root, and the final logits are multiplied by 1 / m. The width must grow by the size of the
+        heads, not by their number, and `ffn_width` with it. Decay per step does not change with the width.
+    mup_base_width: width at which `mup` is the same as `standard`: that of the model whose settings are carried over.
     """
 
     size: str | None = limited(None, choices=tuple(SIZES))
@@ -61,6 +68,8 @@ class DecoderSettings:
     dropout: float = limited(0.0, at_least=0, below=1)
     tie_embeddings: bool = True
     init_std: float = limited(0.02, above=0)
+    parametrization: str = limited("standard", choices=PARAMETRIZATIONS)
+    mup_base_width: int = limited(64, at_least=2, at_most=1 << 17)
 
 
 def check(settings: DecoderSettings) -> None:

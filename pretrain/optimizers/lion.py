@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,9 @@ class LionSettings:
       times AdamW's.
     groups: values of their own for parts of the model.
     """
+
+    # Entries of one size are what Adam tends to: table 8 of muP is of both, as Yang and Littwin, arXiv 2308.01814, prove.
+    width_exponent: ClassVar[float] = 1.0
 
     lr: float = limited(1.0e-3, above=0)
     betas: tuple[float, float] = limited((0.9, 0.99), at_least=0, below=1)
