@@ -73,19 +73,8 @@ def build_data(config: RunConfig) -> RunData:
 def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRun:
     """Build task, model, optimizer and loader at step 0; the global generators are seeded here, after the model's."""
     training = config.training
-    task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
-    model = (
-        MODELS[config.model.name]
-        .build(
-            config.model.settings,
-            task.input_spec,
-            task.max_positions,
-            training.seed,
-            activation_checkpointing=training.activation_checkpointing,
-            document_boundary=BOUNDARY_TOKEN if config.data.document_mask else None,
-        )
-        .to(device)
-    )
+    task = build_task(config, data)
+    model = build_model(config, task).to(device)
     optimizer = build_optimizer(config, model)
     multiplier = SCHEDULES[config.scheduler.name].build(config.scheduler.settings)
     peak = config.optimizer.settings.lr
@@ -103,6 +92,28 @@ def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRu
     state = RunState(model=model, optimizer=optimizer, loader=loader, device=device, scaler=scaler, seeded=seeded)
     set_learning_rate(optimizer, peak * multiplier(0))
     return BuiltRun(task=task, state=state, learning_rate=lambda step: peak * multiplier(step))
+
+
+def build_task(config: RunConfig, data: RunData) -> Task:
+    """Return the task of the config over its training windows; ConfigError for data of another kind."""
+    task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
+    return task
+
+
+def build_model(config: RunConfig, task: Task) -> nn.Module:
+    """Return the model of the config for what the task gives it, at its first values, on the CPU.
+
+    On the device `meta`, where a `with` statement has set that: then it takes no memory and has no values.
+    """
+    model: nn.Module = MODELS[config.model.name].build(
+        config.model.settings,
+        task.input_spec,
+        task.max_positions,
+        config.training.seed,
+        activation_checkpointing=config.training.activation_checkpointing,
+        document_boundary=BOUNDARY_TOKEN if config.data.document_mask else None,
+    )
+    return model
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

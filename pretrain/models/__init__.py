@@ -10,7 +10,7 @@ from pretrain.models.decoder import Decoder, build_decoder
 from pretrain.models.flops import flops_per_position
 from pretrain.models.parametrization import width_ratio
 from pretrain.models.roles import roles
-from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
+from pretrain.models.settings import CHECKPOINTING, PARAMETRIZATIONS, DecoderSettings, check
 from pretrain.registry import Entry
 
 MODELS: dict[str, Entry[Any, nn.Module]] = {
@@ -31,6 +31,7 @@ def attentions(model: nn.Module) -> list[tuple[str, nn.Module]]:
 __all__ = [
     "CHECKPOINTING",
     "MODELS",
+    "PARAMETRIZATIONS",
     "Attention",
     "Block",
     "Decoder",

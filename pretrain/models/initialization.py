@@ -13,9 +13,7 @@ POSITION_TABLE = "embed_positions.weight"
 
 
 @torch.no_grad()
-def initialize(
-    model: nn.Module, std: float, layers: int, generator: torch.Generator, ratio: float = 1.0
-) -> None:
+def initialize(model: nn.Module, std: float, layers: int, generator: torch.Generator, ratio: float = 1.0) -> None:
     """Set every parameter, in the order of its name in the model, drawing only from `generator`.
 
     Matrices get N(0, std^2); the projections that write into the residual stream get std / sqrt(2 *

@@ -18,7 +18,7 @@ from pretrain.models.settings import DecoderSettings
 
 
 def width_ratio(settings: object) -> float:
-    """Return m, how many times as wide as its base a model is; 1 for `standard`, and for what has no parametrization."""
+    """Return m, how many times as wide as its base a model is; 1 for `standard`, and for any other kind of model."""
     if not isinstance(settings, DecoderSettings) or settings.parametrization == "standard":
         return 1.0
     return settings.width / settings.mup_base_width

@@ -21,7 +21,7 @@ class LionSettings:
     groups: values of their own for parts of the model.
     """
 
-    # Entries of one size are what Adam tends to: table 8 of muP is of both, as Yang and Littwin, arXiv 2308.01814, prove.
+    # Like Adam it makes entries of one size; the rule holds for both: Yang and Littwin, arXiv 2308.01814.
     width_exponent: ClassVar[float] = 1.0
 
     lr: float = limited(1.0e-3, above=0)

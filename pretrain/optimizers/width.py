@@ -25,9 +25,7 @@ def for_width(settings: Any, ratio: float) -> Any:
     for role, exponent in exponents.items():
         own, share = getattr(settings.groups, role), ratio**-exponent
         decay = settings.weight_decay if own.weight_decay is None else own.weight_decay
-        groups[role] = dataclasses.replace(
-            own, lr_multiplier=own.lr_multiplier * share, weight_decay=decay / share
-        )
+        groups[role] = dataclasses.replace(own, lr_multiplier=own.lr_multiplier * share, weight_decay=decay / share)
     return dataclasses.replace(settings, groups=dataclasses.replace(settings.groups, **groups))
 
 
@@ -39,8 +37,8 @@ def width_contradictions(name: str, settings: Any) -> list[str]:
     """
     if not hasattr(settings, _EXPONENT):
         return [
-            f"model.parametrization: how the learning rates of {name} follow the width is not known here; with mup take "
-            "adamw, lion or muon as optimizer.optimizer_class, or set model.parametrization=standard"
+            f"model.parametrization: how the learning rates of {name} follow the width is not known here; with mup "
+            "take adamw, lion or muon as optimizer.optimizer_class, or set model.parametrization=standard"
         ]
     if getattr(settings, "use_galore", False):
         return [
