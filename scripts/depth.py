@@ -18,18 +18,18 @@ from pretrain.machine.signals import StopRequest
 
 CONFIG = """
 run: {dir: runs/depth}
-training: {max_steps: 160, batch_size: 8, threads: 1}
+training: {max_steps: 100, batch_size: 8, threads: 1}
 task: {name: text}
 data:
   sequence_length: 32
   train: {pydoc: {source: text, path: "builtin:pydoc", span: [0.0, 0.9]}}
   validation: {pydoc: {source: text, path: "builtin:pydoc", span: [0.99, 1.0]}}
-model: {name: decoder, width: 32, layers: 32, heads: 2, kv_heads: 2}
+model: {name: decoder, width: 32, layers: 32, heads: 2, kv_heads: 2, init_std: 0.15}
 optimizer: {optimizer_class: adamw, lr: 1.0e-2}
 scheduler: {scheduler_type: linear_warmup_then_constant, scheduler_warmup_ratio: 0.75}
 spikes: {warmup_steps: 16}
 checkpoint: {checkpoint_every_n_steps: 20}
-validation: {validate_every_n_steps: 80}
+validation: {validate_every_n_steps: 100}
 """
 POSITIONS = ("post", "pre")
 CAUSE = "exploding_depth"

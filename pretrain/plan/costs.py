@@ -80,7 +80,7 @@ class Costs:
             *((f"  {kind}", f"{size:,}") for kind, size in self.memory.items()),
             (
                 "disk",
-                f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and one more",
+                f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 more",
             ),
         ]
         return to_yaml(self.config) + "\n" + "".join(f"{name:<20} {value}\n" for name, value in rows)

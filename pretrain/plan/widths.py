@@ -17,7 +17,7 @@ from pretrain.gradients import accumulate, clip
 from pretrain.machine.device import select_device, set_determinism
 from pretrain.models import PARAMETRIZATIONS, DecoderSettings, attentions, blocks
 from pretrain.optimizers import set_learning_rate, width_contradictions
-from pretrain.plan.coordinates import CoordinateCheck, Place
+from pretrain.plan.coordinates import ATTENTION, CoordinateCheck, Place
 from pretrain.registry import Choice
 
 WIDTHS = (64, 128, 256, 512)
@@ -149,7 +149,7 @@ def _watched(model: Any, seen: dict[str, torch.Tensor]) -> Iterator[None]:
         for number, (_, block) in enumerate(blocks(model)):
             hooks.callback(block.register_forward_hook(_keep(seen, f"block {number}")).remove)
         for number, (_, layer) in enumerate(attentions(model)):
-            hooks.callback(layer.register_forward_hook(_keep_scores(seen, f"attention logits {number}")).remove)
+            hooks.callback(layer.register_forward_hook(_keep_scores(seen, f"{ATTENTION} {number}")).remove)
 
         def ends(module: nn.Module, inputs: tuple[Any, ...], hidden: torch.Tensor) -> None:
             seen["logits"] = model.logits(hidden)
