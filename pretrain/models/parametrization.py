@@ -1,20 +1,11 @@
-"""What follows the width of a model under muP: initial values, the scale of attention, the multiplier of the head.
-
-Yang et al., arXiv 2203.03466, table 8, which allows for a head that is tied to the embedding. With m = width / base:
-
-| part | initial standard deviation | in the forward pass | rate of an optimizer like Adam |
-|---|---|---|---|
-| embeddings, norms | as it is | | as it is |
-| matrices of attention and feed-forward layers | over sqrt(m) | logits of attention go with 1 / head size | over m |
-| head | as it is | times 1 / m | as it is |
-| router, whose outputs do not grow: table 3 | over m | | over m |
-
-What the rates are multiplied by stands with the optimizers, since not all of them are like Adam.
-"""
+"""What follows the width of a model under muP: initial values, the scale of attention, the multiplier of the head."""
 
 import math
 
 from pretrain.models.settings import DecoderSettings
+
+# Yang et al., arXiv 2203.03466, table 8, the form that allows for a head which is tied to the embedding; of the router,
+# whose outputs do not grow with the width, table 3. What learning rates are multiplied by stands with the optimizers.
 
 
 def width_ratio(settings: object) -> float:
@@ -34,7 +25,10 @@ def attention_scale(settings: DecoderSettings) -> float | None:
 
 
 def initial_std(role: str, std: float, ratio: float) -> float:
-    """Return the standard deviation of a matrix of this role, of which it is `std` at the base."""
+    """Return the standard deviation of a matrix of this role, of which it is `std` at the base.
+
+    ratio: m. Matrices of attention and feed-forward layers have std / sqrt(m), a router std / m, all others std.
+    """
     if role in ("attention", "feed_forward"):
         return std / math.sqrt(ratio)
     return std / ratio if role == "router" else std
