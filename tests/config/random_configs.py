@@ -150,6 +150,9 @@ def texts(draw: Any) -> str:
     )
     tree["telemetry"]["csv_log_path"] = tree["telemetry"]["csv_log_path"].replace("\\", "_") + ".csv"
     _fit_optimizer(tree["optimizer"])
+    optimizer = tree["optimizer"]
+    if optimizer["optimizer_class"] not in ("adamw", "lion", "muon") or optimizer.get("use_galore"):
+        tree["model"]["parametrization"] = "standard"
     if "decay_ratio" in tree["scheduler"]:
         tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
     return text_of({section: tree[section] for section in SECTIONS})

@@ -25,7 +25,7 @@ FEATURES: dict[str, Feature] = {
     "grouped": Feature(model={"kv_heads": 2}),
     "dropout": Feature(model={"dropout": 0.05}),
     "untied": Feature(model={"tie_embeddings": False}),
-    "mup": Feature(model={"parametrization": "mup", "mup_base_width": 8}),
+    "mup": Feature(model={"parametrization": "mup", "mup_base_width": 64}),
     "documents": Feature(built={"document_boundary": 0}),
     "full": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "full"}),
     "selective": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "selective"}),
