@@ -9,7 +9,7 @@ from pretrain.evidence.checkpoint import folder_of, read_record
 from pretrain.optimizers import OPTIMIZERS, for_width
 from tests.config.written import config, refusal
 from tests.optimizers.parts import HIDDEN, ROLES, parameters
-from tests.tiny import tiny, train
+from tests.tiny import go_on, tiny, train
 
 MUP = "model.parametrization=mup"
 # What the rate of a hidden matrix is multiplied by at 4 times the base width.
@@ -79,3 +79,16 @@ def test_a_run_at_the_base_width_is_the_standard_one_bit_for_bit(tmp_path: Path,
         assert train(found).verdict == "done"
         content.append(read_record(folder_of(tmp_path / parametrization / "attempts" / "0001", 4)).content_sha256)
     assert content[0] == content[1]
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_resumed_run_above_the_base_width_comes_to_the_same_bytes(tmp_path: Path, name: str) -> None:
+    words = (MUP, "model.mup_base_width=4", f"optimizer.optimizer_class={name}", "training.max_steps=8")
+    assert train(tiny(tmp_path, "text", *words, run="whole")).verdict == "done"
+    assert train(tiny(tmp_path, "text", *words, run="cut"), stop_after=5).verdict == "interrupted"
+    assert go_on(tmp_path / "cut").verdict == "done"
+    whole, cut = (
+        read_record(folder_of(tmp_path / run / "attempts" / number, 8))
+        for run, number in (("whole", "0001"), ("cut", "0002"))
+    )
+    assert whole == cut
