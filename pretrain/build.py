@@ -12,8 +12,8 @@ from pretrain.config import RunConfig
 from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Windows
 from pretrain.data.loader import StatefulLoader
 from pretrain.machine import random_state
-from pretrain.models import MODELS, roles
-from pretrain.optimizers import OPTIMIZERS, set_learning_rate
+from pretrain.models import MODELS, roles, width_ratio
+from pretrain.optimizers import OPTIMIZERS, for_width, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.schedule import SCHEDULES, scaled_peak
 from pretrain.registry import Choice
@@ -73,19 +73,8 @@ def build_data(config: RunConfig) -> RunData:
 def build_run(config: RunConfig, data: RunData, device: torch.device) -> BuiltRun:
     """Build task, model, optimizer and loader at step 0; the global generators are seeded here, after the model's."""
     training = config.training
-    task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
-    model = (
-        MODELS[config.model.name]
-        .build(
-            config.model.settings,
-            task.input_spec,
-            task.max_positions,
-            training.seed,
-            activation_checkpointing=training.activation_checkpointing,
-            document_boundary=BOUNDARY_TOKEN if config.data.document_mask else None,
-        )
-        .to(device)
-    )
+    task = build_task(config, data)
+    model = build_model(config, task).to(device)
     optimizer = build_optimizer(config, model)
     learning_rate = learning_rate_of(config)
     loader = StatefulLoader(
@@ -119,10 +108,34 @@ def peak_learning_rate(config: RunConfig) -> float:
     return scaled_peak(settings.lr, scaling, batch, base)
 
 
+def build_task(config: RunConfig, data: RunData) -> Task:
+    """Return the task of the config over its training windows; ConfigError for data of another kind."""
+    task: Task = TASKS[config.task.name].build(config.task.settings, data.train, config.data.sequence_length)
+    return task
+
+
+def build_model(config: RunConfig, task: Task) -> nn.Module:
+    """Return the model of the config for what the task gives it, at its first values, on the CPU.
+
+    On the device `meta`, where a `with` statement has set that: then it takes no memory and has no values.
+    """
+    model: nn.Module = MODELS[config.model.name].build(
+        config.model.settings,
+        task.input_spec,
+        task.max_positions,
+        config.training.seed,
+        activation_checkpointing=config.training.activation_checkpointing,
+        document_boundary=BOUNDARY_TOKEN if config.data.document_mask else None,
+    )
+    return model
+
+
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of the config over the parameters of `model`, its state as before the first step."""
     optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer.name].build(
-        config.optimizer.settings, list(model.named_parameters()), roles(model)
+        for_width(config.optimizer.settings, width_ratio(config.model.settings)),
+        list(model.named_parameters()),
+        roles(model),
     )
     return optimizer
 

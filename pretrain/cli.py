@@ -235,6 +235,29 @@ def replay(
     _run(work, json_)
 
 
+@application.command()
+def plan(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    coordinate_check: Annotated[
+        bool, typer.Option("--coordinate-check", help="Train a few steps at several widths, with and without muP.")
+    ] = False,
+    widths: Annotated[str | None, typer.Option("--widths", help="Of the check: 64,128,256,512.", metavar="W,W")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="An SVG of the check.", metavar="FILE")] = None,
+    json_: Json = False,
+) -> None:
+    """Say what a run will take: parameters, FLOPs, memory, disk; writes nothing but the picture it is asked for."""
+
+    def work() -> int:
+        with _listen().interrupting():
+            from pretrain.plan import plan_asked
+
+            found = plan_asked(config, overrides or [], coordinate_check, widths, output)
+        return _give(_json_text(found.answer()) if json_ else found.text())
+
+    _run(work, json_)
+
+
 def _version(asked: bool) -> None:
     if asked:
         raise typer.Exit(_give(f"pretrain {__version__}\n"))

@@ -144,6 +144,8 @@ def _model(config: RunConfig) -> Iterator[str]:
         check_model(config.model.settings)
     except ConfigError as error:
         yield str(error)
+    if config.model.settings.parametrization == "mup":
+        yield from optimizers.width_contradictions(config.optimizer.name, config.optimizer.settings)
     if config.task.name == "iq" and config.model.settings.logit_soft_cap is not None:
         yield "model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
     if config.monitors.experts.every_n_steps and config.model.settings.experts is None:

@@ -9,8 +9,6 @@ LATER: frozenset[str] = frozenset(
         "data.quarantine",
         "data.augment",
         "data.train.*.weight",
-        "model.parametrization",
-        "model.mup_base_width",
         "checkpoint.asynchronous",
         "checkpoint.storage_wait_seconds",
     ]

@@ -9,8 +9,9 @@ from pretrain.models.block import Block
 from pretrain.models.decoder import Decoder, build_decoder
 from pretrain.models.experts import ExpertSettings, Mixture, Router
 from pretrain.models.flops import active_parameters, flops_per_position
+from pretrain.models.parametrization import width_ratio
 from pretrain.models.roles import roles
-from pretrain.models.settings import CHECKPOINTING, DecoderSettings, check
+from pretrain.models.settings import CHECKPOINTING, PARAMETRIZATIONS, DecoderSettings, check
 from pretrain.registry import Entry
 
 MODELS: dict[str, Entry[Any, nn.Module]] = {
@@ -43,6 +44,7 @@ def balance(model: nn.Module) -> None:
 __all__ = [
     "CHECKPOINTING",
     "MODELS",
+    "PARAMETRIZATIONS",
     "Attention",
     "Block",
     "Decoder",
@@ -57,4 +59,5 @@ __all__ = [
     "flops_per_position",
     "roles",
     "routers",
+    "width_ratio",
 ]

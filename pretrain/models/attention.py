@@ -60,12 +60,16 @@ class Attention(nn.Module):
 
     qk_norm: RMSNorm over each head of queries and keys before they are turned, as in Qwen3: Henry et al., arXiv
     2010.04245, with the norm of Dehghani et al., arXiv 2302.05442.
+    scale: what the logits are multiplied by; None = 1 / sqrt(head size).
     cos, sin: tables of `rotary_tables` for these positions; None = queries and keys are not turned.
     mask: of `attention_mask`; None = plainly causal.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, qk_norm: bool = False) -> None:
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, qk_norm: bool = False, scale: float | None = None
+    ) -> None:
         super().__init__()
+        self.scale = scale
         self.head_size = width // heads
         self.grouped, self.queries_of_each = kv_heads != heads, heads // kv_heads
         self.q_proj = Linear(width, heads * self.head_size)
@@ -94,6 +98,7 @@ class Attention(nn.Module):
             value.transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None,
+            scale=self.scale,
             enable_gqa=self.grouped and mask is None,
         )
         projected: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -115,7 +120,8 @@ class Attention(nn.Module):
         query, key = self._queries_and_keys(hidden, cos, sin)
         query = query[:, queries].transpose(1, 2)
         key = self._for_each_query(key).permute(0, 2, 3, 1)
-        logits = query @ key / math.sqrt(self.head_size)
+        logits = query @ key
+        logits = logits / math.sqrt(self.head_size) if self.scale is None else logits * self.scale
         if mask is None:
             visible = torch.arange(hidden.shape[1], device=queries.device) <= queries[:, None]
         else:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from pretrain.models.attention import Attention
 from pretrain.models.experts import Mixture
 from pretrain.models.feedforward import build_feed_forward
+from pretrain.models.parametrization import attention_scale
 from pretrain.models.parts import NORMS, computing_again, drop
 from pretrain.models.settings import DecoderSettings, ffn_width
 
@@ -29,7 +30,9 @@ class Block(nn.Module):
         self.norms_last = settings.norm_position == "post"
         self.dropout = settings.dropout
         self.input_layernorm = norm(width)
-        self.self_attn = Attention(width, settings.heads, settings.kv_heads, settings.qk_norm)
+        self.self_attn = Attention(
+            width, settings.heads, settings.kv_heads, settings.qk_norm, attention_scale(settings)
+        )
         self.post_attention_layernorm = norm(width)
         hidden, activation = ffn_width(settings), settings.activation
         self.mlp = (

@@ -9,6 +9,7 @@ from pretrain.models.attention import attention_mask, rotary_tables
 from pretrain.models.block import Block, run_block
 from pretrain.models.experts import Mixture, own_loss
 from pretrain.models.initialization import initialize
+from pretrain.models.parametrization import width_ratio
 from pretrain.models.parts import NORMS, Embedding, Linear, drop, float32_linear
 from pretrain.models.settings import DecoderSettings, check, check_input
 
@@ -91,6 +92,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.soft_cap = spec, settings.logit_soft_cap
+        self.multiplier = 1 / width_ratio(settings)
         self.model = Trunk(settings, spec, max_positions, checkpointing, boundary)
         tied = spec.kind == "tokens" and settings.tie_embeddings
         self.lm_head = None if tied else Linear(settings.width, spec.size)
@@ -106,10 +108,14 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the predictions, [..., size], of any positions of `hidden`, [..., width].
 
+        The multiplier of muP acts on what the head reads, which has the same effect: see `parametrization`.
+
         A soft cap c makes c * tanh(logit / c) of the logits in float32: Gemma 2, arXiv 2408.00118, section 2. Gemma 2
         caps the logits of attention too; here they are not, since the fused kernels have no cap.
         """
         weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        if self.multiplier != 1:
+            hidden = hidden * self.multiplier
         if self.spec.kind == "patches":
             return float32_linear(hidden, weight)
         logits = F.linear(hidden, weight)
@@ -150,5 +156,5 @@ def build_decoder(
     check(settings)
     check_input(settings, spec)
     model = Decoder(settings, spec, max_positions, activation_checkpointing, document_boundary)
-    initialize(model, settings.init_std, settings.layers, torch.Generator().manual_seed(seed))
+    initialize(model, settings.init_std, settings.layers, torch.Generator().manual_seed(seed), width_ratio(settings))
     return model

@@ -14,6 +14,7 @@ from pretrain.registry import limited
 FFN_MULTIPLE = 32
 NORM_POSITIONS = ("pre", "post")
 CHECKPOINTING = ("none", "full", "selective")
+PARAMETRIZATIONS = ("standard", "mup")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,15 @@ class DecoderSettings:
         weights.
     tie_embeddings: the token embedding is the prediction head too (tokens only; patches have no table).
     init_std: standard deviation of a matrix at the start; o_proj and down_proj: over sqrt(2 * layers); learned
-        positions: half.
+        positions: half; with `mup`, of a model of the base width.
     experts: experts in the place of each feed-forward layer, and a router that sends every position to some of them;
         null = none, and a count makes them.
+    parametrization: `standard`, or `mup`, under which the best learning rate of a narrow model is that of a wide one:
+        with m = width / `mup_base_width`, the matrices of attention and feed-forward layers start at `init_std` /
+        sqrt(m) and take 1 / m of the learning rate (for muon 1 / sqrt(m)), logits of attention go with 1 / head size
+        in the place of its root, and the final logits are multiplied by 1 / m. The width must grow by the size of the
+        heads, not by their number, and `ffn_width` with it. Decay per step does not change with the width.
+    mup_base_width: width at which `mup` is the same as `standard`: that of the model whose settings are carried over.
     """
 
     size: str | None = limited(None, choices=tuple(SIZES))
@@ -65,6 +72,8 @@ class DecoderSettings:
     tie_embeddings: bool = True
     init_std: float = limited(0.02, above=0)
     experts: ExpertSettings | None = None
+    parametrization: str = limited("standard", choices=PARAMETRIZATIONS)
+    mup_base_width: int = limited(64, at_least=2, at_most=1 << 17)
 
 
 def check(settings: DecoderSettings) -> None:
@@ -86,6 +95,11 @@ def check(settings: DecoderSettings) -> None:
             f"model.kv_heads: {kv_heads} does not divide model.heads, {heads}; choose one of {_divisors(heads)}"
         )
     experts = settings.experts
+    if experts is not None and settings.parametrization != "standard":
+        raise ConfigError(
+            f"model.parametrization: {settings.parametrization} is not known to carry a learning rate over for a model "
+            "with experts, whose router has no width of its own; set it to standard, or model.experts to null"
+        )
     if experts is not None and experts.top_k > experts.count:
         raise ConfigError(
             f"model.experts.top_k: {experts.top_k} experts cannot be chosen of model.experts.count, {experts.count}"

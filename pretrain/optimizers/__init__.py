@@ -12,6 +12,7 @@ from pretrain.optimizers.groups import contradictions
 from pretrain.optimizers.lion import LionSettings, build_lion
 from pretrain.optimizers.muon import MuonSettings, build_muon
 from pretrain.optimizers.sgd import SgdSettings, build_sgd
+from pretrain.optimizers.width import for_width, width_contradictions
 from pretrain.registry import Entry
 
 OPTIMIZERS: dict[str, Entry[Any, torch.optim.Optimizer]] = {
@@ -72,4 +73,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_multiplier"]
 
 
-__all__ = ["OPTIMIZERS", "contradictions", "flat_state", "moment_ratio", "set_learning_rate"]
+__all__ = [
+    "OPTIMIZERS",
+    "contradictions",
+    "flat_state",
+    "for_width",
+    "moment_ratio",
+    "set_learning_rate",
+    "width_contradictions",
+]

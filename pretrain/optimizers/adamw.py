@@ -1,7 +1,7 @@
 """AdamW with its whole state in place before the first step, and with GaLore where that is asked for."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,6 +33,8 @@ class AdamWSettings:
     galore_scale: what the step is multiplied by on its way back to the whole matrix.
     galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
     """
+
+    width_exponent: ClassVar[float] = 1.0
 
     lr: float = limited(3.0e-3, above=0)
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,9 @@ class LionSettings:
       times AdamW's.
     groups: values of their own for parts of the model.
     """
+
+    # Like Adam it makes entries of one size; the rule holds for both: Yang and Littwin, arXiv 2308.01814.
+    width_exponent: ClassVar[float] = 1.0
 
     lr: float = limited(1.0e-3, above=0)
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))

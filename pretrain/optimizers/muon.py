@@ -38,6 +38,9 @@ class MuonSettings:
     """
 
     roles_without_moments: ClassVar[tuple[str, ...]] = HIDDEN_ROLES
+    # The spectral norm of the update of a hidden matrix must not grow with the width (Yang et al., arXiv 2310.17813,
+    # condition 1). Here it is 0.2 sqrt(max(m, n)) times the rate, the root of the width; that of Adam's is the width.
+    width_exponent: ClassVar[float] = 0.5
 
     lr: float = limited(3.0e-3, above=0)
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))

@@ -171,6 +171,11 @@ def texts(draw: Any) -> str:
         tree["init"]["from_huggingface"] = None
     if tree["init"]["from_checkpoint"] is not None:
         tree["init"]["from_huggingface"] = None
+    optimizer = tree["optimizer"]
+    if optimizer["optimizer_class"] not in ("adamw", "lion", "muon") or optimizer.get("use_galore"):
+        tree["model"]["parametrization"] = "standard"
+    if tree["model"]["experts"] is not None:
+        tree["model"]["parametrization"] = "standard"
     if "decay_ratio" in tree["scheduler"]:
         tree["scheduler"] |= {"decay_ratio": 0.1, "scheduler_warmup_ratio": draw(st.floats(0, 0.9))}
     return text_of({section: tree[section] for section in SECTIONS})

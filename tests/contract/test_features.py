@@ -34,6 +34,7 @@ FEATURES: dict[str, Feature] = {
         },
         built={"activation_checkpointing": "selective"},
     ),
+    "mup": Feature(model={"parametrization": "mup", "mup_base_width": 64}),
     "documents": Feature(built={"document_boundary": 0}),
     "full": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "full"}),
     "selective": Feature(model={"dropout": 0.05}, built={"activation_checkpointing": "selective"}),

@@ -129,7 +129,7 @@ def test_the_scores_are_those_of_the_forward_pass(heads, kv_heads):
     cos, sin = model.model.cos[:13], model.model.sin[:13]
     for (_, layer), hidden in zip(attentions(model), read_by(model, tokens), strict=True):
         with torch.no_grad():
-            weights = layer.scores(hidden, cos, sin, torch.arange(13)).softmax(-1)
+            weights = layer.scores(hidden, cos, sin, None, torch.arange(13)).softmax(-1)
             value = layer.v_proj(hidden).unflatten(-1, (kv_heads, -1)).transpose(1, 2)
             mixed = weights @ value.repeat_interleave(heads // kv_heads, dim=1)
             torch.testing.assert_close(
@@ -143,8 +143,8 @@ def test_scores_of_some_queries_are_rows_of_all_and_what_comes_later_is_not_seen
     (_, layer), hidden = attentions(model)[0], read_by(model, tokens)[0]
     cos, sin = model.model.cos[:9], model.model.sin[:9]
     with torch.no_grad():
-        every = layer.scores(hidden, cos, sin, torch.arange(9))
-        some = layer.scores(hidden, cos, sin, torch.tensor([7, 0, 3]))
+        every = layer.scores(hidden, cos, sin, None, torch.arange(9))
+        some = layer.scores(hidden, cos, sin, None, torch.tensor([7, 0, 3]))
     assert every.shape == (2, 4, 9, 9)
     assert every.dtype == torch.float32
     torch.testing.assert_close(some, every[:, :, [7, 0, 3]], rtol=1e-5, atol=1e-6)

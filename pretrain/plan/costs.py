@@ -1,0 +1,155 @@
+"""What a run will take, from its config alone: parameters, FLOPs, memory and disk, without a step or a tensor."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pretrain.build import build_data, build_model, build_optimizer, build_task
+from pretrain.config import RunConfig, to_yaml
+from pretrain.config.canonical import tree_of
+from pretrain.evidence.safetensors_file import Chunk, encode_header
+from pretrain.evidence.storage import DTYPE_WORDS
+from pretrain.machine import random_state
+from pretrain.machine.device import select_device
+from pretrain.models import flops_per_position, roles
+from pretrain.optimizers import flat_state
+from pretrain.policy import retention
+from pretrain.policy.cadence import is_due_or_last
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run will take. Bytes and counts are exact, but for what is said beside them.
+
+    roles: parameters by role. positions: of one step. flops: of one step, forward and backward.
+    windows, windows_of_step, epochs: of the training data; how often the run goes through it.
+    memory: bytes by kind, of what stays from step to step; activations come on top, and depend on the kernels.
+    checkpoint_bytes: of the shard file; its record adds some kilobytes. kept: checkpoints that retention leaves in an
+    attempt, at most; there is one more while it is saved, and the disk is for that too.
+    """
+
+    config: RunConfig
+    parameters: int
+    roles: Mapping[str, int]
+    positions: int
+    flops: int
+    windows: int
+    windows_of_step: int
+    memory: Mapping[str, int]
+    checkpoint_bytes: int
+    kept: int
+
+    @property
+    def epochs(self) -> float:
+        """How often the whole run goes through the training data, steps that are skipped left out."""
+        return self.windows_of_step * self.config.training.max_steps / self.windows
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the checkpoints of the attempt take at most."""
+        return (self.kept + 1) * self.checkpoint_bytes
+
+    def answer(self) -> dict[str, Any]:
+        """Return what `plan --json` prints."""
+        return {
+            "config": tree_of(self.config),
+            "parameters": {"total": self.parameters, "roles": dict(self.roles)},
+            "step": {"windows": self.windows_of_step, "positions": self.positions, "flops": self.flops},
+            "run": {
+                "steps": self.config.training.max_steps,
+                "epochs": self.epochs,
+                "flops": self.flops * self.config.training.max_steps,
+            },
+            "memory": {**self.memory, "total": sum(self.memory.values())},
+            "disk": {"checkpoint": self.checkpoint_bytes, "kept": self.kept, "total": self.disk_bytes},
+        }
+
+    def text(self) -> str:
+        """Return the same for a person, below the resolved config."""
+        steps = self.config.training.max_steps
+        rows = [
+            ("parameters", f"{self.parameters:,}"),
+            *((f"  {role}", f"{count:,}") for role, count in self.roles.items()),
+            ("step", f"{self.windows_of_step:,} windows, {self.positions:,} positions, {self.flops:.4g} FLOPs"),
+            ("run", f"{steps:,} steps, {self.epochs:.4g} epochs, {self.flops * steps:.4g} FLOPs"),
+            ("memory", f"{sum(self.memory.values()):,} bytes, and activations"),
+            *((f"  {kind}", f"{size:,}") for kind, size in self.memory.items()),
+            (
+                "disk",
+                f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 more",
+            ),
+        ]
+        return to_yaml(self.config) + "\n" + "".join(f"{name:<20} {value}\n" for name, value in rows)
+
+
+def costs_of(config: RunConfig) -> Costs:
+    """Return what a run of this config will take. The data is opened, the model and the optimizer have no values.
+
+    Raises ConfigError and DataError for what `train` would refuse with them.
+    """
+    device = select_device(config.training.device)
+    data = build_data(config)
+    task = build_task(config, data)
+    with torch.device("meta"):
+        model = build_model(config, task)
+    optimizer = flat_state(build_optimizer(config, model))
+    training, parameters = config.training, list(model.parameters())
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()} | optimizer
+    saved = state | random_state.capture(device)
+    windows = training.batch_size * training.gradient_accumulation_steps
+    weights = _bytes(parameters)
+    positions = windows * task.max_positions
+    return Costs(
+        config=config,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        roles=_by_role(model),
+        positions=positions,
+        flops=flops_per_position(model, task.max_positions) * positions,
+        windows=len(data.train),
+        windows_of_step=windows,
+        memory={
+            "parameters": weights,
+            "gradients": weights,
+            "optimizer": _bytes(optimizer.values()),
+            "rollback copies": config.spikes.targets_in_memory * _bytes(saved.values()),
+            # The update norm of every 20th step takes a copy, which stays on a CPU.
+            "update norm": weights,
+        },
+        checkpoint_bytes=_file_bytes(saved),
+        kept=most_checkpoints(config),
+    )
+
+
+def most_checkpoints(config: RunConfig) -> int:
+    """Return how many checkpoints of one attempt retention leaves at most, wherever the best ones fall."""
+    settings, last = config.checkpoint, config.training.max_steps
+    every, validate = settings.checkpoint_every_n_steps, config.validation.validate_every_n_steps
+    regular = range(0, last + 1, every)
+    kept = retention.plan(regular, (), settings, () if last % every == 0 else (last,)).keep
+    could_be_best = sum(step not in kept and step > 0 and is_due_or_last(step, validate, last) for step in regular)
+    return len(kept) + min(settings.num_best_checkpoints, could_be_best)
+
+
+def _by_role(model: nn.Module) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    role_of = roles(model)
+    for name, parameter in model.named_parameters():
+        counts[role_of[name]] = counts.get(role_of[name], 0) + parameter.numel()
+    return counts
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
+
+
+def _file_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the size of the safetensors file that a checkpoint of these tensors is."""
+    chunks = [
+        Chunk(name, DTYPE_WORDS[tensor.dtype], tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+    return len(encode_header(chunks)[0]) + sum(chunk.bytes for chunk in chunks)
