@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +16,8 @@ from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
 
 # A source that is not listed is compared with the task when its windows are open.
+# Of a file name, with room for the number by which a log is rotated.
+_LONGEST_NAME = 240
 _SOURCES_OF_TASK = {"text": ("text",), "iq": ("iq", "synthetic-iq")}
 
 
@@ -74,6 +77,7 @@ def warnings(config: RunConfig) -> list[str]:
             f"({checkpoint}) do not meet by step {last}: only a checkpoint of a validated step can be best, "
             "so none will be; make one a multiple of the other"
         )
+    found += _never_looked(config)
     total = getattr(config.scheduler.settings, "scheduler_total_steps", None)
     if total is not None and total > last:
         found.append(
@@ -169,6 +173,8 @@ def _paths(config: RunConfig) -> Iterator[str]:
         yield f"telemetry.csv_log_path must not lead upward by `..`; found {written!r}"
     elif not path.name or written.endswith("/"):
         yield f"telemetry.csv_log_path must name a file, such as telemetry.csv; found {written!r}"
+    elif len(os.fsencode(path.name)) > _LONGEST_NAME:
+        yield f"telemetry.csv_log_path: its name must be no longer than {_LONGEST_NAME} bytes; found {path.name!r}"
     elif path.suffix != ".csv":
         # No other file of an attempt ends so: the log cannot take the place of a record.
         yield f"telemetry.csv_log_path must end in .csv; found {written!r}"
@@ -201,6 +207,24 @@ def _guarded(config: RunConfig) -> Iterator[str]:
     for text in config.faults.inject:
         if text.startswith("temperature@") and not is_on:
             yield f"faults.inject: {text!r} is a reading of a guard that is off; set thermal.gpu_temp_guard=true"
+
+
+def _never_looked(config: RunConfig) -> Iterator[str]:
+    """Yield the monitors that are on and whose cadence meets no step of the run."""
+    last, validate = config.training.max_steps, config.validation.validate_every_n_steps
+    for one in dataclasses.fields(config.monitors):
+        every = getattr(config.monitors, one.name).every_n_steps
+        if every > last:
+            yield (
+                f"monitors.{one.name}.every_n_steps ({every}) is more than training.max_steps ({last}), so that it never "
+                "looks"
+            )
+    every = config.monitors.regression.every_n_steps
+    if 0 < every <= last and math.lcm(every, validate) > last and last % every:
+        yield (
+            f"monitors.regression.every_n_steps ({every}) and validation.validate_every_n_steps ({validate}) do not "
+            f"meet by step {last}: it never looks; 1 is every validation"
+        )
 
 
 def _domains(config: RunConfig) -> Iterator[tuple[str, Choice[Any]]]:

@@ -161,6 +161,12 @@ def number_of(folder: Path) -> int | None:
     return number if number and f"{number:04d}" == folder.name else None
 
 
+def is_attempt(folder: Path) -> bool:
+    """Whether `folder` is an attempt of some run, finished or not."""
+    is_named = folder.parent.name == ATTEMPTS and number_of(folder) is not None
+    return is_named and all((folder / name).is_file() for name in (CONFIG, ENVIRONMENT))
+
+
 def list_attempts(run_dir: Path) -> list[int]:
     """The attempts of a run in the order of their numbers; none where there is no such folder.
 
