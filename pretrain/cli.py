@@ -13,6 +13,7 @@ import typer
 
 from pretrain import __version__
 from pretrain.errors import ConfigError, PretrainError, StorageError
+from pretrain.machine import leaving
 from pretrain.machine.signals import StopRequest, ignore_stop_signals
 
 if TYPE_CHECKING:
@@ -361,7 +362,11 @@ def _prepare_streams() -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments name; once it has ended, a signal no longer changes its exit code."""
+    """Run the command that the arguments name; once it has ended, nothing changes its exit code or keeps the process.
+
+    A signal is ignored then, and the end of a tracker's library is not waited for.
+    """
+    leaving.forget_guests()
     _prepare_streams()
     try:
         application()
@@ -372,3 +377,4 @@ def main() -> None:
         raise SystemExit(StorageError.exit_code) from None
     finally:
         ignore_stop_signals()
+        leaving.leave_guests(sys.exception())
