@@ -21,7 +21,14 @@ class MemorySnapshot:
         """Take the snapshot after the row of its step, which is the last that the step does."""
         if self._step is None or not isinstance(event, StepRow) or (event.step, event.action) != (self._step, "accept"):
             return
-        step, self._step = self._step, None
+        with self._parts.spent.during("observing"):
+            self._take(event.step)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _take(self, step: int) -> None:
+        self._step = None
         state = self._parts.state
         copies = {
             f"step {at}: {name}": tensor
@@ -39,6 +46,3 @@ class MemorySnapshot:
         path = self._parts.writer.folder / NAME
         files.publish(path, encoded(described(step, named, state.device)))
         show(self._parts, Note(kind="saved", text=f"what holds the memory at the end of step {step} in {path}"))
-
-    def close(self) -> None:
-        """Nothing is open."""

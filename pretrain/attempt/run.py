@@ -11,6 +11,7 @@ from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
+from pretrain.attempt.observing import observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
@@ -168,14 +169,14 @@ def _run_attempt(
         with (
             contextlib.closing(_open_csv(prepared, folder)) as csv,
             contextlib.closing(parts.state.loader),
-            contextlib.closing(parts.trace),
+            observed(parts, parts.trace),
             contextlib.ExitStack() as feeds,
         ):
             parts.sinks = [csv, *sinks, MemorySnapshot(parts, memory_snapshot)]
             # Closed first, while what they have to tell can still be written.
-            parts.sinks += [
-                feeds.enter_context(contextlib.closing(feed)) for feed in open_feeds(parts, prepared, run_dir, origin)
-            ]
+            for feed in open_feeds(parts, prepared, run_dir, origin):
+                feeds.enter_context(observed(parts, feed))
+                parts.sinks = [*parts.sinks, feed]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
                 _work(parts, prepared, origin, reasons)
         parts.sinks = sinks

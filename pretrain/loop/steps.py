@@ -53,13 +53,13 @@ def train(parts: LoopParts) -> None:
     state.model.train()
 
     while state.step < max_steps:
-        parts.trace.at(state.step)
+        with parts.spent.during("observing"):
+            parts.trace.at(state.step)
         parts.spent.enter("data")
         faults = parts.faults.due(state.batch, state.ledger.faults_fired)
-        if parts.thermometer is not None:
-            if watch_temperature(parts, faults):
-                arithmetic = autocast(state.device, config.training.precision)
-            clock.leave_out()
+        if parts.thermometer is not None and watch_temperature(parts, faults):
+            arithmetic = autocast(state.device, config.training.precision)
+        clock.leave_out(parts.spent.aside)  # in here, and after the row of the step before
         batch = spoil_batch(faults, state.loader.next_step())
         clock.lap("data")
         parts.spent.begin_step()

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Kind = Literal["start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving", "paused"]
+Kind = Literal[
+    "start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving", "paused", "observing"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -14,7 +16,7 @@ class TimeSpent:
 
     start_up: until the first step, the imports of the process left out. data: waiting for the loader. steps: those that
     still count. refused: of the guard. undone: taken back by a rollback. incidents: looking for the cause of one.
-    paused: waiting for a hot GPU.
+    paused: the temperature of the GPU and the wait for a hot one. observing: profile, memory snapshot, end of trackers.
     clock: seconds that never go back.
     """
 
@@ -39,6 +41,12 @@ class TimeSpent:
             yield
         finally:
             self.enter(before)
+
+    @property
+    def aside(self) -> float:
+        """Return the seconds so far that are of no step, although they may pass within one: paused and observing."""
+        self.enter(self._kind)
+        return self._seconds["paused"] + self._seconds["observing"]
 
     def begin_step(self) -> None:
         """The batch is there: from now on it is a step, which may yet be refused."""

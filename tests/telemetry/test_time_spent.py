@@ -48,6 +48,20 @@ def test_every_second_is_of_one_kind() -> None:
     assert day.found() == {"start_up": 4.0, "data": 1.0, "steps": 4.125, "validation": 8.0, "saving": 1.25}
 
 
+def test_what_passes_aside_is_of_no_step() -> None:
+    day = Day()
+    day.step(2.0)
+    assert day.spent.aside == 0.0
+    with day.spent.during("observing"):
+        day.passes(16.0)
+        assert day.spent.aside == 16.0
+    with day.spent.during("paused"):
+        day.passes(32.0)
+    day.passes(1.0)
+    assert day.spent.aside == 48.0
+    assert day.found() == {"data": 0.5, "steps": 3.0, "observing": 16.0, "paused": 32.0}
+
+
 def test_a_refused_step_is_no_step() -> None:
     day = Day()
     day.step(2.0)
