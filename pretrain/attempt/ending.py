@@ -55,6 +55,7 @@ def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent 
 def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> AttemptResult:
     """Put the end of an attempt without a manifest on record, as far as the disk lets us, and show it."""
     state, writer = parts.state, parts.writer
+    parts.spent.lose_the_rest()
     newest = writer.saved[max(writer.saved)] if writer.saved else None
     record = _outcome(state, run_dir, error, newest)
     try:

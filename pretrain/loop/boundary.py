@@ -40,10 +40,11 @@ def save(parts: LoopParts) -> None:
     _watch_disk(parts)
     writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
     parts.last_durable_step = state.step
-    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
-        keep_target(parts)
+    # Before the copies in memory, which may find none: the step survives either way.
     parts.spent.mark(state.step)
     writer.event("saved", state.step, seconds=parts.spent.seconds())
+    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
+        keep_target(parts)
     show(parts, Note(kind="saved", text=f"checkpoint of step {state.step}"))
     every = config.checkpoint.checkpoint_every_n_steps
     regular = [step for step in writer.saved if is_on_cadence(step, every)]

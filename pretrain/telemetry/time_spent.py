@@ -15,7 +15,8 @@ class TimeSpent:
     """A clock that always runs for one kind, so that the seconds of all add up to those since it was made.
 
     start_up: until the first step, the imports of the process left out. data: waiting for the loader. steps: those that
-    still count. refused: of the guard. undone: taken back by a rollback. incidents: looking for the cause of one.
+    still count. refused: of the guard. undone: taken back by a rollback, or lost with the end of the attempt.
+    incidents: looking for the cause of one.
     paused: the temperature of the GPU and the wait for a hot one. observing: profile, memory snapshot, end of trackers.
     clock: seconds that never go back.
     """
@@ -67,6 +68,11 @@ class TimeSpent:
         self.enter("undone")
         self._at = {saved: seconds for saved, seconds in self._at.items() if saved <= step}
         self._move("undone", self._at.get(step, 0.0))
+
+    def lose_the_rest(self) -> None:
+        """The attempt has ended, and the steps after its newest checkpoint with it: whoever goes on does them again."""
+        self.enter("undone" if self._kind == "steps" else self._kind)  # a step that broke off never ends
+        self._move("undone", self._at[max(self._at)] if self._at else 0.0)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every kind so far."""
