@@ -58,7 +58,8 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None) -> Origin
     try:
         config = parse(namespace.read_config(named, environment), str(named / namespace.CONFIG))
     except ConfigError as error:
-        raise IntegrityError(f"{named}: its config.yaml cannot be read back: {error}") from error
+        first, *rest = error.args
+        raise IntegrityError(f"{named}: its config.yaml cannot be read back: {first}", *rest) from error
     finished, manifest_sha256 = _manifest(named)
     folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
     if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
@@ -103,7 +104,7 @@ def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
         return None, None
     report = verification.verify_attempt(folder)
     if not report.ok:
-        raise IntegrityError(f"{folder}: the parent does not verify\n{report.text().rstrip()}")
+        raise IntegrityError(f"{folder}: the parent does not verify", *report.text().rstrip().split("\n"))
     return manifest.read_manifest(folder)
 
 

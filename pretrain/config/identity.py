@@ -87,7 +87,7 @@ def resumed(parent: RunConfig, overrides: Sequence[str]) -> RunConfig:
     child = parse(to_yaml(parent), "the parent's config.yaml", overrides)
     refused = difference(parent, child).refused
     if refused:
-        raise ConfigError("\n".join(_refusal(change) for change in refused))
+        raise ConfigError(*map(_refusal, refused))
     return child
 
 

@@ -286,5 +286,5 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError) as caught:
             load(path)
-        assert str(caught.value).startswith(f"{path}: ")
+        assert str(caught.value).startswith(f"{path}: ".replace("\0", "\\x00"))
         assert message in str(caught.value)
