@@ -53,6 +53,13 @@ SwitchOnThermal = Annotated[
         show_default="as configured",
     ),
 ]
+Profile = Annotated[
+    str | None, typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO")
+]
+MemorySnapshot = Annotated[
+    str | None,
+    typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the end of the run.")]
 
@@ -66,14 +73,8 @@ def train(
     ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
-    profile: Annotated[
-        str | None,
-        typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO"),
-    ] = None,
-    memory_snapshot: Annotated[
-        str | None,
-        typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
-    ] = None,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -90,16 +91,12 @@ def train(
 
             if print_config:
                 return _give(to_yaml(load(config, settings)))
-            from pretrain.attempt import start_attempt
+            from pretrain.attempt import Words, start_attempt
             from pretrain.console import Screen
-            from pretrain.telemetry.memory_held import step_asked
-            from pretrain.telemetry.trace import steps_asked
 
             resolved = load(config, settings)
-            steps = steps_asked(profile, resolved.training.max_steps)
-            step = step_asked(memory_snapshot, resolved.training.max_steps)
         with Screen(quiet=quiet) as screen:
-            return _answer(start_attempt(resolved, stop, [screen], steps, step), json_)
+            return _answer(start_attempt(resolved, stop, [screen], Words(profile, memory_snapshot)), json_)
 
     _run(work, json_)
 
@@ -119,6 +116,8 @@ def resume(
     ] = None,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -130,7 +129,7 @@ def resume(
             from pretrain import lineage
 
             expected = lineage.checked_sha256(expect_sha256)
-            from pretrain.attempt import resume_attempt
+            from pretrain.attempt import Words, resume_attempt
             from pretrain.console import Screen
         with Screen(quiet=quiet) as screen:
             result = resume_attempt(
@@ -138,6 +137,7 @@ def resume(
                 [*(overrides or []), *_thermal(gpu_temp_guard, switch_on_thermal)],
                 stop,
                 [screen],
+                Words(profile, memory_snapshot),
                 require_bit_exact=require_bit_exact,
                 expect_sha256=expected,
             )

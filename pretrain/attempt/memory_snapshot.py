@@ -1,10 +1,10 @@
-"""`train --memory-snapshot STEP`: what holds the memory at the end of a step, left in the attempt's folder."""
+"""`--memory-snapshot STEP`: what holds the memory at the end of a step, left in the attempt's folder."""
 
 import torch
 
 from pretrain import files
-from pretrain.loop import LoopParts, show
-from pretrain.telemetry.memory_held import NAME, described, encoded
+from pretrain.loop import LoopParts, show, warn
+from pretrain.telemetry.memory_held import NAME, described, encoded, missed
 from pretrain.telemetry.sink import Event, Note, StepRow
 
 
@@ -25,7 +25,10 @@ class MemorySnapshot:
             self._take(event.step)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Say where the step was never taken; nothing is open."""
+        step, self._step = self._step, None
+        if step is not None:
+            warn(self._parts, missed(step))
 
     def _take(self, step: int) -> None:
         self._step = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pretrain import files
-from pretrain.attempt import run, start_attempt
+from pretrain.attempt import Words, run, start_attempt
 from pretrain.evidence.events import read_events
 from pretrain.loop import steps
 from pretrain.machine.signals import StopRequest
@@ -70,7 +70,8 @@ def rows_of(attempt: Path) -> list[dict[str, str]]:
 def test_it_is_of_no_row_and_no_step(tmp_path: Path, clock: Clock, profile: tuple[int, int], snapshot: int) -> None:
     began = clock.now
     config = tiny(tmp_path, "text", "telemetry.trackers={tensorboard: {}}", "validation.validate_every_n_steps=1000")
-    assert start_attempt(config, StopRequest(), [], profile, snapshot).verdict == "done"
+    words = Words("{}:{}".format(*profile), str(snapshot))
+    assert start_attempt(config, StopRequest(), [], words).verdict == "done"
     attempt = tmp_path / "run/attempts/0001"
     assert {"trace.json", "memory.json"} <= {path.name for path in attempt.iterdir()}
     rows = rows_of(attempt)
