@@ -216,8 +216,7 @@ def _never_looked(config: RunConfig) -> Iterator[str]:
         every = getattr(config.monitors, one.name).every_n_steps
         if every > last:
             yield (
-                f"monitors.{one.name}.every_n_steps ({every}) is more than training.max_steps ({last}): it never "
-                "looks"
+                f"monitors.{one.name}.every_n_steps ({every}) is more than training.max_steps ({last}): it never looks"
             )
     every = config.monitors.regression.every_n_steps
     if 0 < every <= last and math.lcm(every, validate) > last and last % every:
