@@ -287,7 +287,7 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    for text in [*inexact, *warnings(prepared.config)]:
+    for text in [*inexact, *warnings(prepared.config), *prepared.data.warnings]:
         warn(parts, text)
     if state.step == 0 and writer.cursor == metrics.EMPTY:
         parameters = sum(parameter.numel() for parameter in state.model.parameters())

@@ -47,7 +47,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     details += _memory(state.device)
     for record in data.records:
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
-        details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
+        encoding = data.encodings[record["domain"]]
+        details.append((record["domain"], f"{record['windows']:,} windows of {record['path']} ({encoding}), {left}"))
     copies = config.spikes.targets_in_memory
     if copies:
         each = sum(tensor.nbytes for tensor in state.tensors().values())
