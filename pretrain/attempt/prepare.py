@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pretrain.attempt.memory import memory_explained
-from pretrain.attempt.origin import Origin
+from pretrain.attempt.origin import Origin, damage_explained
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
@@ -191,6 +191,7 @@ def restore(built: BuiltRun, origin: Origin) -> None:
         return
     state = built.state
     generators = state.generators()
-    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
+    with damage_explained(origin.checkpoint.parents[3], origin.checkpoint):
+        record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
     state.restore_scalars(record.step, record.batch, record.scalars)
     state.restore_generators(generators)
