@@ -71,11 +71,18 @@ def warnings(config: RunConfig) -> list[str]:
     # The last step is validated in any case, so a checkpoint of the cadence that falls on it can be best.
     last = config.training.max_steps
     meets = math.lcm(validate, checkpoint) <= last or last % checkpoint == 0
-    if config.checkpoint.num_best_checkpoints and not meets:
+    if not config.checkpoint.num_best_checkpoints or meets or min(validate, checkpoint) > last:
+        pass  # a run that is shorter than both keeps its end, and nothing is to be chosen among
+    elif checkpoint > last:
+        found.append(
+            f"checkpoint.checkpoint_every_n_steps ({checkpoint}) is more than training.max_steps ({last}): no "
+            "checkpoint of the cadence is saved, and only such a one can be best; the last step is saved all the same"
+        )
+    else:
         found.append(
             f"validation.validate_every_n_steps ({validate}) and checkpoint.checkpoint_every_n_steps "
             f"({checkpoint}) do not meet by step {last}: only a checkpoint of a validated step can be best, "
-            "so none will be; make one a multiple of the other"
+            f"so none will be; validation.validate_every_n_steps={checkpoint} would do"
         )
     found += _never_looked(config)
     total = getattr(config.scheduler.settings, "scheduler_total_steps", None)

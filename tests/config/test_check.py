@@ -142,6 +142,8 @@ WARNINGS: list[tuple[list[str], str | None]] = [
     (["checkpoint.checkpoint_every_n_steps=7", "checkpoint.num_best_checkpoints=0"], None),
     (["validation.validate_every_n_steps=100"], None),
     (["validation.validate_every_n_steps=100", "checkpoint.checkpoint_every_n_steps=3"], "do not meet by step 20"),
+    (["validation.validate_every_n_steps=50", "checkpoint.checkpoint_every_n_steps=50"], None),
+    (["checkpoint.checkpoint_every_n_steps=50"], "(50) is more than training.max_steps (20): no checkpoint of the cad"),
     (["monitors.blocks.every_n_steps=20", "monitors.regression.every_n_steps=1"], None),
     (["monitors.blocks.every_n_steps=21"], "monitors.blocks.every_n_steps (21) is more than training.max_steps (20)"),
     (["monitors.regression.every_n_steps=3"], "monitors.regression.every_n_steps (3) and validation.validate_every_n"),
