@@ -1,6 +1,7 @@
 """A PyTorch profiler trace of some steps, as a Chrome trace that any trace viewer opens."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,8 @@ class StepTrace:
 
 
 def _start() -> profile:
+    # Its C++ part writes to stderr by itself, past every sink, at its start and stop; 6 is above all that it says.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         activities.append(ProfilerActivity.CUDA)
