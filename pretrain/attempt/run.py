@@ -136,6 +136,11 @@ def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink], asked: 
     assert origin.record is not None
     done = origin.finished
     text = f"attempt {origin.number:04d} is done at step {done.step}: nothing to do; training.max_steps=N goes on to N"
+    newest = namespace.newest(run_dir) or origin.number
+    if newest != origin.number:
+        saved_steps = [step for step, _ in checkpoint.list_checkpoints(namespace.attempt_folder(run_dir, newest))]
+        at = f"its checkpoint of step {saved_steps[-1]}" if saved_steps else "where it began"
+        text += f"; the newest attempt is {newest:04d}: `{resume_command(run_dir)}` goes on from {at}"
     for sink in sinks:
         sink.emit(Note(kind="resumed", text=text))
         for missed in asked.missed():

@@ -224,20 +224,36 @@ def create(
     return folder
 
 
+def attempt_meant(folder: Path) -> Path | None:
+    """The attempt that `folder` is, or the newest of the run that it is; None where it is neither."""
+    if is_attempt(folder):
+        return folder
+    number = newest(folder) if folder.is_dir() else None
+    return None if number is None else attempt_folder(folder, number)
+
+
 def resolve(path: Path) -> tuple[Path, int]:
     """(run folder, attempt number) that `path` means: an attempt folder, its manifest.json, or a run folder.
 
-    A run folder means its newest attempt. Raises ConfigError for any other path.
+    A run folder means its newest attempt. The run folder is named as `path` names it where that is plain, and else by
+    its real path. Raises ConfigError for any other path.
     """
     if not path.exists():
         raise ConfigError(f"{path}: expected an attempt or run folder, found nothing there")
-    folder = (path.parent if path.name == MANIFEST else path).resolve()
+    given = path.parent if path.name == MANIFEST else path
+    folder = given.resolve()
     number = number_of(folder)
     if number is not None and folder.parent.name == ATTEMPTS and folder.is_dir():
-        return folder.parent.parent, number
+        return _as_given(given.parent.parent, folder.parent.parent), number
     number = newest(folder) if folder.is_dir() else None
     if number is None:
         raise ConfigError(
             f"{path}: expected an attempt (RUN/{ATTEMPTS}/0001), its {MANIFEST}, or a run folder with attempts"
         )
-    return folder, number
+    return _as_given(given, folder), number
+
+
+def _as_given(given: Path, whole: Path) -> Path:
+    """`given` where its own words lead to `whole`, with no link and no `..` on the way."""
+    is_plain = given.name not in ("", "..") and ".." not in given.parts
+    return given if is_plain and os.path.abspath(given) == str(whole) else whole
