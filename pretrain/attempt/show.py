@@ -14,6 +14,7 @@ from pretrain.loop import LoopParts
 from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
 from pretrain.optimizers import flat_state
 from pretrain.telemetry.sink import Begin
+from pretrain.telemetry.trackers import places
 from pretrain.validation import DomainResult, baselines_of, measures_of
 
 
@@ -56,6 +57,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details.append(("going back", f"{kept} also in memory, {copies * each:,} bytes"))
     if not data.held_out:
         details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
+    details += places(config.telemetry.trackers, Path(config.run.dir))
     if origin is not None:
         details.append(("resumed", f"from step {origin.step} of attempt {origin.folder.name}"))
     return Begin(
