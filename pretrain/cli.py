@@ -61,7 +61,7 @@ MemorySnapshot = Annotated[
     typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the end of the run.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only warnings and the end of the run.")]
 
 
 @application.command()
