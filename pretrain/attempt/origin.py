@@ -98,8 +98,9 @@ def damage_explained(run_dir: Path, place: Path) -> Iterator[None]:
         is_parent = namespace.newest(run_dir) != namespace.number_of(folder)
         bound = "; the attempts that went on from it then lack their parent" if is_parent else ""
         raise IntegrityError(
-            f"{error}\nfind out what changed it; with {place} moved out of the run, `pretrain resume --attempt "
-            f"{shlex.quote(str(folder))}` goes on from {step}{bound}"
+            *error.args,
+            f"find out what changed it; with {place} moved out of the run, `pretrain resume --attempt "
+            f"{shlex.quote(str(folder))}` goes on from {step}{bound}",
         ) from error
 
 
