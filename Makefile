@@ -22,7 +22,7 @@ $(VENV)/.developed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tensorboard,wandb]'
 	touch $@
 
-# A run is never overwritten: what an earlier quickstart left is moved aside by its new name, never deleted.
+# A run is never overwritten: where an earlier quickstart left one, the next goes to quickstart-text-2, and so on.
 quickstart: install
 	$(BIN)/python scripts/quickstart.py configs/quickstart-text.yaml --run-dir $(RUNS)/quickstart-text
 

@@ -1,5 +1,6 @@
 """From a config to the objects of a run: data, task, model, optimizer, schedule and the state that holds them."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -9,8 +10,9 @@ import torch
 from torch import nn
 
 from pretrain.config import RunConfig
-from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Windows
+from pretrain.data import BOUNDARY_TOKEN, SOURCES, Concatenation, Source, Windows
 from pretrain.data.loader import StatefulLoader
+from pretrain.errors import DataError
 from pretrain.machine import random_state
 from pretrain.models import MODELS, roles, width_ratio
 from pretrain.optimizers import OPTIMIZERS, for_width, set_learning_rate
@@ -28,6 +30,7 @@ class RunData:
     domains: how many of the windows to train on each domain has, in their order.
     held_out: false when the config names no validation data, so that the training windows are validated on, and
     when a validation set shares a file with a training set, unless both cut the same files into parts that are apart.
+    encodings: how the files of each domain of the records hold it. warnings: what is read and probably not meant.
     """
 
     train: Windows
@@ -35,6 +38,8 @@ class RunData:
     validation: Mapping[str, Windows]
     held_out: bool
     records: tuple[dict[str, Any], ...]
+    encodings: Mapping[str, str]
+    warnings: tuple[str, ...]
 
     def check_unchanged(self) -> None:
         """Raise DataError when a file is no longer what was hashed: what is read from it now is not on record."""
@@ -57,16 +62,28 @@ class BuiltRun:
 
 def build_data(config: RunConfig) -> RunData:
     """Open every source of the config; `DataError` names the file and offset of what cannot be used."""
-    train = {name: _open(config, name, choice) for name, choice in config.data.train.items()}
-    held_out = {name: _open(config, name, choice) for name, choice in config.data.validation.items()}
-    records = [_record(f"train.{name}", windows) for name, windows in train.items()]
-    records += [_record(f"validation.{name}", windows) for name, windows in held_out.items()]
+    chosen = config.data
+    train = {name: _open(config, f"train.{name}", choice) for name, choice in chosen.train.items()}
+    held_out = {name: _open(config, f"validation.{name}", choice) for name, choice in chosen.validation.items()}
+    opened = {
+        **{f"train.{name}": (windows, chosen.train[name]) for name, windows in train.items()},
+        **{f"validation.{name}": (windows, chosen.validation[name]) for name, windows in held_out.items()},
+    }
+    warnings = [text for windows, _ in opened.values() for text in windows.warnings]
+    overlaps = _overlaps(train.values(), held_out.values())
+    if overlaps:
+        warnings.append(
+            "data.validation shares data with data.train: the run validates on data that it trains on, and its "
+            "manifest says so; spans that are apart, such as [0.0, 0.9] and [0.9, 1.0] of the same files, hold it out"
+        )
     return RunData(
         train=Concatenation(list(train.values())) if len(train) > 1 else next(iter(train.values())),
         domains={name: len(windows) for name, windows in train.items()},
         validation=held_out or train,
-        held_out=bool(held_out) and not _overlaps(train.values(), held_out.values()),
-        records=tuple(records),
+        held_out=bool(held_out) and not overlaps,
+        records=tuple(_record(domain, windows, _path_of(choice)) for domain, (windows, choice) in opened.items()),
+        encodings={domain: windows.encoding for domain, (windows, _) in opened.items()},
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
@@ -140,15 +157,27 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     return optimizer
 
 
-def _open(config: RunConfig, name: str, choice: Choice[Any]) -> Windows:
-    windows: Windows = SOURCES[choice.name].build(
-        choice.settings,
-        sequence_length=config.data.sequence_length,
-        stride=config.data.stride,
-        seed=config.training.seed,
-        name=name,
-    )
+def _open(config: RunConfig, domain: str, choice: Choice[Any]) -> Source:
+    try:
+        windows: Source = SOURCES[choice.name].build(
+            choice.settings,
+            sequence_length=config.data.sequence_length,
+            stride=config.data.stride,
+            seed=config.training.seed,
+            name=domain.partition(".")[2],
+        )
+    except DataError as error:
+        path = _path_of(choice)
+        if path is None or path.startswith("builtin:") or os.path.lexists(path):
+            raise
+        key = f"data.{domain}.path"
+        raise DataError(f"{key}: {error}; a resume or a replay takes {key}=NEW for data that has moved") from error
     return windows
+
+
+def _path_of(choice: Choice[Any]) -> str | None:
+    path: str | None = getattr(choice.settings, "path", None)
+    return path
 
 
 def _overlaps(train: Iterable[Windows], validation: Iterable[Windows]) -> bool:
@@ -157,13 +186,17 @@ def _overlaps(train: Iterable[Windows], validation: Iterable[Windows]) -> bool:
     return any(part.overlaps(other) for windows in validation for part in windows.parts for other in trained)
 
 
-def _record(domain: str, windows: Windows) -> dict[str, Any]:
-    """Return the `data` row of environment.json: a domain of several files is known by the hash of their hashes."""
+def _record(domain: str, windows: Windows, place: str | None) -> dict[str, Any]:
+    """Return the `data` row of environment.json: a domain of several files is known by the hash of their hashes.
+
+    place: what the config names, None where it names no path.
+    """
     files = windows.files
     if len(files) == 1:
         path, digest = files[0].path, files[0].sha256
     else:
-        path = f"{len(files)} files from {files[0].path}"
+        is_folder = place is not None and os.path.isdir(place)
+        path = f"{len(files)} files in {place}" if is_folder else f"{len(files)} files from {files[0].path}"
         digest = sha256("".join(f"{file.sha256}\n" for file in files).encode()).hexdigest()
     return {
         "domain": domain,

@@ -13,6 +13,7 @@ import typer
 
 from pretrain import __version__
 from pretrain.errors import ConfigError, PretrainError, StorageError
+from pretrain.machine import leaving
 from pretrain.machine.signals import StopRequest, ignore_stop_signals
 
 if TYPE_CHECKING:
@@ -52,8 +53,15 @@ SwitchOnThermal = Annotated[
         show_default="as configured",
     ),
 ]
+Profile = Annotated[
+    str | None, typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO")
+]
+MemorySnapshot = Annotated[
+    str | None,
+    typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the end of the run.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only warnings and the end of the run.")]
 
 
 @application.command()
@@ -65,14 +73,8 @@ def train(
     ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
-    profile: Annotated[
-        str | None,
-        typer.Option("--profile", help="Leave a PyTorch profiler trace of these steps.", metavar="FROM:TO"),
-    ] = None,
-    memory_snapshot: Annotated[
-        str | None,
-        typer.Option("--memory-snapshot", help="Say what holds the memory at the end of this step.", metavar="STEP"),
-    ] = None,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -89,16 +91,12 @@ def train(
 
             if print_config:
                 return _give(to_yaml(load(config, settings)))
-            from pretrain.attempt import start_attempt
+            from pretrain.attempt import Words, start_attempt
             from pretrain.console import Screen
-            from pretrain.telemetry.memory_held import step_asked
-            from pretrain.telemetry.trace import steps_asked
 
             resolved = load(config, settings)
-            steps = steps_asked(profile, resolved.training.max_steps)
-            step = step_asked(memory_snapshot, resolved.training.max_steps)
         with Screen(quiet=quiet) as screen:
-            return _answer(start_attempt(resolved, stop, [screen], steps, step), json_)
+            return _answer(start_attempt(resolved, stop, [screen], Words(profile, memory_snapshot)), json_)
 
     _run(work, json_)
 
@@ -128,6 +126,8 @@ def resume(
     ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -141,7 +141,7 @@ def resume(
             from pretrain import lineage
 
             expected = lineage.checked_sha256(expect_sha256)
-            from pretrain.attempt import resume_attempt
+            from pretrain.attempt import Words, resume_attempt
             from pretrain.console import Screen
         with Screen(quiet=quiet) as screen:
             result = resume_attempt(
@@ -149,6 +149,7 @@ def resume(
                 [*(overrides or []), *_thermal(gpu_temp_guard, switch_on_thermal)],
                 stop,
                 [screen],
+                Words(profile, memory_snapshot),
                 require_bit_exact=require_bit_exact,
                 expect_sha256=expected,
                 step=checkpoint,
@@ -401,7 +402,11 @@ def _prepare_streams() -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments name; once it has ended, a signal no longer changes its exit code."""
+    """Run the command that the arguments name; once it has ended, nothing changes its exit code or keeps the process.
+
+    A signal is ignored then, and the end of a tracker's library is not waited for.
+    """
+    leaving.forget_guests()
     _prepare_streams()
     try:
         application()
@@ -412,3 +417,4 @@ def main() -> None:
         raise SystemExit(StorageError.exit_code) from None
     finally:
         ignore_stop_signals()
+        leaving.leave_guests(sys.exception())

@@ -19,6 +19,8 @@ _REFRESH_SECONDS = 0.25
 _WIDTH = 80
 _ERASE_LINE = "\r\x1b[2K"
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # every control character but the newline
+# The parts of a step's line that a narrow terminal has no room for, the first to go first; the step stays.
+_LEFT_OUT = ("norm", "lr", "rate", "action", "left", "loss")
 _NOTE_STYLES = {"warning": "yellow", "skipped": "yellow", "signal": "yellow", "paused": "yellow", "saved": "dim"}
 
 
@@ -60,7 +62,7 @@ class _SteadyStream:
 class Screen:
     """The sink that a person watches; all goes to `stream` (stderr), and nothing it meets there raises.
 
-    quiet: only the end is shown.
+    quiet: only warnings and the end are shown.
     live: a line that is redrawn in place; None = where the stream is a terminal.
     width: in characters; None = the terminal's. clock: seconds that never go back.
     """
@@ -103,6 +105,8 @@ class Screen:
         match event:
             case End():
                 self._show_end(event)
+            case Note(kind="warning"):
+                self._show_note(event)
             case _ if self._quiet or self._stream.lost:
                 return
             case StepRow():
@@ -110,7 +114,7 @@ class Screen:
             case ValidationShown():
                 self._say(_validation_text(event), "cyan")
             case Note():
-                self._say(f"{event.kind}: {event.text}", _NOTE_STYLES.get(event.kind, ""))
+                self._show_note(event)
             case Begin():
                 self._show_begin(event)
 
@@ -134,6 +138,9 @@ class Screen:
             self._say(f"  {label:<{width}}  {value}")
         self._say(f"step {begin.step} of {begin.max_steps}")
 
+    def _show_note(self, note: Note) -> None:
+        self._say(f"{note.kind}: {note.text}", _NOTE_STYLES.get(note.kind, ""))
+
     def _show_step(self, row: StepRow) -> None:
         self._row, self._row_is_shown = row, False
         if self._live:
@@ -147,9 +154,10 @@ class Screen:
                 self._say_step(row)
 
     def _draw(self, row: StepRow) -> None:
-        line = Text(_step_text(row, self._begin))
         # One column short of the edge: a terminal wraps after the last, and a wrapped line cannot be erased.
-        line.truncate(max(1, self._console.width - 1))
+        width = max(1, self._console.width - 1)
+        line = Text(_step_text(row, self._begin, width))
+        line.truncate(width)
         self._stream.write(_ERASE_LINE)
         self._console.print(line, end="", soft_wrap=True)
         self._line_is_drawn = self._row_is_shown = True
@@ -175,41 +183,58 @@ class Screen:
             self._say(end.advice)
         for line in end.times:
             self._say(line)
+        if end.incident is not None:
+            count = f"{end.incidents} incident{'s' if end.incidents > 1 else ''}; of the last: "
+            self._say(count + shlex.join(_replay(end.incident)))
         self._say(f"attempt {end.attempt}")
         self._say(f"next: {closing_command(end)}", "bold")
 
 
 def closing_command(end: End) -> str:
-    """The command to type next, quoted for a shell: it verifies, goes on, or shows why the run cannot go on."""
-    # A path that begins with a dash would be read as an option.
-    path = f"./{end.attempt}" if end.attempt.startswith("-") else end.attempt
+    """The command to type next, quoted for a shell: it verifies, goes on, or shows why the run cannot go on.
+
+    To go on, the run is named and not its attempt: a later attempt may be there by the time that it is typed.
+    """
+    path = _no_option(end.attempt)
     if end.verdict != "done" and end.resumable:
-        return shlex.join(("pretrain", "resume", "--attempt", path))
+        return shlex.join(("pretrain", "resume", "--attempt", _no_option(end.run or end.attempt)))
     if end.verdict != "done":
-        return shlex.join(("cat", f"{path}/outcome.json"))
+        return shlex.join(("cat", f"{path}/outcome.json") if end.incident is None else _replay(end.incident))
     return shlex.join(("pretrain", "verify-manifest", path))
+
+
+def _replay(incident: str) -> tuple[str, ...]:
+    return "pretrain", "replay", "--incident", _no_option(incident)
+
+
+def _no_option(path: str) -> str:
+    """A path that begins with a dash would be read as an option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def _printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _step_text(row: StepRow, begin: Begin) -> str:
-    # What matters most comes first: a narrow terminal cuts the line at its right end.
-    parts = [
-        f"step {row.step}/{begin.max_steps}",
-        f"loss {row.loss:.4f}",
-        f"lr {row.learning_rate:.2e}",
-    ]
+def _step_text(row: StepRow, begin: Begin, width: int | None = None) -> str:
+    """The line of a step; where `width` has no room for all of its parts, whole ones are left out."""
+    parts = {
+        "step": f"step {row.step}/{begin.max_steps}",
+        "loss": f"loss {row.loss:.4f}",
+        "lr": f"lr {row.learning_rate:.2e}",
+    }
     if row.gradient_norm is not None:
-        parts.append(f"norm {row.gradient_norm:.3g}")
+        parts["norm"] = f"norm {row.gradient_norm:.3g}"
     if row.tokens_per_second is not None:
-        parts.append(f"{row.tokens_per_second:,.0f} {begin.unit}/s")
+        parts["rate"] = f"{row.tokens_per_second:,.0f} {begin.unit}/s"
     if row.seconds_left is not None:
-        parts.append(f"left {_duration(row.seconds_left)}")
+        parts["left"] = f"left {_duration(row.seconds_left)}"
     if row.action != "accept":
-        parts.append(row.action)
-    return "  ".join(parts)
+        parts["action"] = row.action
+    for name in _LEFT_OUT:
+        if width is not None and len("  ".join(parts.values())) > width:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 def _validation_text(shown: ValidationShown) -> str:

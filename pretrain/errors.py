@@ -1,13 +1,27 @@
 """One class per way to fail, each with the exit code that a script sees."""
 
+import re
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 
 class PretrainError(Exception):
-    """An expected fault: its text says where, what was expected, what was found and what to do."""
+    """An expected fault: its text says where, what was expected, what was found and what to do.
+
+    lines: of the text, one for most. What a name from a config, a path or a record brings along is shown escaped, so
+    that it neither begins a line nor speaks to a terminal.
+    """
 
     exit_code = 1
     verdict = "failed"
     advice = "look at the reason; `pretrain resume` goes on from the last durable checkpoint"
     resumable = True  # whether going on from the last checkpoint can lead to another end
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return "\n".join(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line) for line in self.args)
 
 
 class ConfigError(PretrainError):

@@ -360,14 +360,14 @@ def remove_temporaries(folder: Path, *, recursive: bool = True) -> list[str]:
 
 
 class Lock:
-    """The right to write one run, held by `flock` until released or until the process dies."""
+    """The right to write one run, or one file, held by `flock` until released or until the process dies."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self._fd = path, fd
 
     @classmethod
-    def acquire(cls, path: Path, what: str) -> "Lock":
-        """Take the lock file `path`, made where missing. Raises BusyError naming `what`, or StorageError."""
+    def acquire(cls, path: Path, what: str, thing: str = "this run") -> "Lock":
+        """Take the lock file `path`, made where missing. Raises BusyError, that `what` is written, or StorageError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         while True:
             with _writing(path, "opening the lock"):
@@ -378,7 +378,7 @@ class Lock:
             except StorageError as error:
                 lock.release()
                 if isinstance(error.__cause__, BlockingIOError):
-                    raise BusyError(f"{what}: another process writes this run; wait for its end, or stop it") from error
+                    raise BusyError(f"{what}: another process writes {thing}; wait for its end, or stop it") from error
                 raise
             if _is_still(path, lock._fd):
                 return lock

@@ -11,7 +11,7 @@ from pretrain.attempt.prepare import Prepared
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer
 from pretrain.errors import DivergedError, IntegrityError, PretrainError, RunInterruptedError, StorageError
-from pretrain.evidence import manifest, outcome
+from pretrain.evidence import incident, manifest, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
@@ -48,13 +48,25 @@ def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent 
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     sha256 = manifest.publish_manifest(writer.folder, record)
     times = time_lines(run_dir, writer.number, parts.spent.seconds())
-    show(parts, End(attempt=str(writer.folder), verdict=VERDICT, step=state.step, times=times))
+    show(
+        parts,
+        End(
+            attempt=str(writer.folder),
+            verdict=VERDICT,
+            step=state.step,
+            times=times,
+            run=str(run_dir),
+            incidents=state.ledger.incidents,
+            incident=_last_incident(parts),
+        ),
+    )
     return AttemptResult(VERDICT, 0, writer.number, state.step, sha256, newest, validation_answer(parts.results))
 
 
 def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> AttemptResult:
     """Put the end of an attempt without a manifest on record, as far as the disk lets us, and show it."""
     state, writer = parts.state, parts.writer
+    parts.spent.lose_the_rest()
     newest = writer.saved[max(writer.saved)] if writer.saved else None
     record = _outcome(state, run_dir, error, newest)
     try:
@@ -71,9 +83,12 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
             verdict=error.verdict,
             step=state.step,
             reason=str(error),
-            advice=error.advice,
+            advice=_advice(error),
             resumable=error.resumable,
             times=time_lines(run_dir, writer.number, parts.spent.seconds()),
+            run=str(run_dir),
+            incidents=state.ledger.incidents,
+            incident=_last_incident(parts),
         ),
     )
     return AttemptResult(
@@ -85,6 +100,18 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
         newest,
         validation_answer(parts.results),
     )
+
+
+def _advice(error: PretrainError) -> str | None:
+    """Return the advice to show: what the disk said comes with its own, behind a semicolon."""
+    return None if isinstance(error, StorageError) and "; " in str(error) else error.advice
+
+
+def _last_incident(parts: LoopParts) -> str | None:
+    """Return the path of the newest incident's file, None where there was none, or its file is gone."""
+    count = parts.state.ledger.incidents
+    path = parts.writer.folder / incident.name_of(count)
+    return str(path) if count and path.is_file() else None
 
 
 def _outcome(state: RunState, run_dir: Path, error: PretrainError, newest: SavedCheckpoint | None) -> dict[str, Any]:
@@ -108,7 +135,14 @@ def record_unopened(
     """Put on record, as far as the disk lets us, that the streams of a new attempt could not be opened."""
     with contextlib.suppress(StorageError):
         outcome.publish_outcome(folder, _outcome(state, run_dir, error, None))
-    end = End(attempt=str(folder), verdict=error.verdict, step=state.step, reason=str(error), advice=error.advice)
+    end = End(
+        attempt=str(folder),
+        verdict=error.verdict,
+        step=state.step,
+        reason=str(error),
+        advice=_advice(error),
+        run=str(run_dir),
+    )
     for sink in sinks:
         sink.emit(end)
     return AttemptResult(error.verdict, error.exit_code, number, state.step)

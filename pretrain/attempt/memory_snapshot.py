@@ -1,10 +1,10 @@
-"""`train --memory-snapshot STEP`: what holds the memory at the end of a step, left in the attempt's folder."""
+"""`--memory-snapshot STEP`: what holds the memory at the end of a step, left in the attempt's folder."""
 
 import torch
 
 from pretrain import files
-from pretrain.loop import LoopParts, show
-from pretrain.telemetry.memory_held import NAME, described, encoded
+from pretrain.loop import LoopParts, show, warn
+from pretrain.telemetry.memory_held import NAME, described, encoded, missed
 from pretrain.telemetry.sink import Event, Note, StepRow
 
 
@@ -21,7 +21,17 @@ class MemorySnapshot:
         """Take the snapshot after the row of its step, which is the last that the step does."""
         if self._step is None or not isinstance(event, StepRow) or (event.step, event.action) != (self._step, "accept"):
             return
+        with self._parts.spent.during("observing"):
+            self._take(event.step)
+
+    def close(self) -> None:
+        """Say where the step was never taken; nothing is open."""
         step, self._step = self._step, None
+        if step is not None:
+            warn(self._parts, missed(step))
+
+    def _take(self, step: int) -> None:
+        self._step = None
         state = self._parts.state
         copies = {
             f"step {at}: {name}": tensor
@@ -39,6 +49,3 @@ class MemorySnapshot:
         path = self._parts.writer.folder / NAME
         files.publish(path, encoded(described(step, named, state.device)))
         show(self._parts, Note(kind="saved", text=f"what holds the memory at the end of step {step} in {path}"))
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,8 @@ def find_origin(run_dir: Path, number: int, expect_sha256: str | None, step: int
     if parent is None:
         return Origin(number, config, environment, named, None, None, None, None, None, passed_over)
     place = checkpoint.folder_of(folder, step)
-    record = checkpoint.read_record(place)  # its files are verified while they are loaded
+    with damage_explained(run_dir, place):
+        record = checkpoint.read_record(place)  # its files are verified while they are loaded
     for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
         pass
     count = record.scalars["ledger"]["incidents"]
@@ -92,7 +94,8 @@ def _config_of(folder: Path, environment: Mapping[str, Any]) -> RunConfig:
     try:
         return parse(namespace.read_config(folder, environment), str(folder / namespace.CONFIG))
     except ConfigError as error:
-        raise IntegrityError(f"{folder}: its config.yaml cannot be read back: {error}") from error
+        first, *rest = error.args
+        raise IntegrityError(f"{folder}: its config.yaml cannot be read back: {first}", *rest) from error
 
 
 def _place(folder: Path, step: int) -> Path:
@@ -102,6 +105,24 @@ def _place(folder: Path, step: int) -> Path:
         steps = ", ".join(map(str, saved)) or "none"
         raise ConfigError(f"--checkpoint: {folder} holds no checkpoint of step {step}; it holds those of {steps}")
     return saved[step]
+
+
+@contextlib.contextmanager
+def damage_explained(run_dir: Path, place: Path) -> Iterator[None]:
+    """Say of a checkpoint that does not verify how to go on without it."""
+    try:
+        yield
+    except IntegrityError as error:
+        folder = place.parent.parent
+        before = [step for step, found in checkpoint.list_checkpoints(folder) if found.name < place.name]
+        step = f"the checkpoint of step {before[-1]}" if before else "where that attempt began"
+        is_parent = namespace.newest(run_dir) != namespace.number_of(folder)
+        bound = "; the attempts that went on from it then lack their parent" if is_parent else ""
+        raise IntegrityError(
+            *error.args,
+            f"find out what changed it; with {place} moved out of the run, `pretrain resume --attempt "
+            f"{shlex.quote(str(folder))}` goes on from {step}{bound}",
+        ) from error
 
 
 def _passed_over(folder: Path, step: int) -> tuple[str, ...]:
@@ -124,7 +145,12 @@ def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
         return None, None
     report = verification.verify_attempt(folder)
     if not report.ok:
-        raise IntegrityError(f"{folder}: the parent does not verify\n{report.text().rstrip()}")
+        raise IntegrityError(
+            f"{folder}: the parent does not verify",
+            *report.text().rstrip().split("\n"),
+            "all that a finished attempt left is bound, telemetry.csv among it: put back what it names from a copy, or "
+            "name an older attempt",
+        )
     return manifest.read_manifest(folder)
 
 
@@ -138,7 +164,8 @@ def _locate(
     saved = checkpoint.list_checkpoints(folder)
     if saved:
         step, place = saved[-1]
-        return folder, Parent(number, "checkpoint", checkpoint.read_record(place).record_sha256), step
+        with damage_explained(run_dir, place):
+            return folder, Parent(number, "checkpoint", checkpoint.read_record(place).record_sha256), step
     above = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
     if above is None:
         return folder, None, 0

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from pretrain.attempt.memory import memory_explained
-from pretrain.attempt.origin import Origin
+from pretrain.attempt.origin import Origin, damage_explained
 from pretrain.attempt.starting_point import Start, load_start
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
 from pretrain.errors import ConfigError, IntegrityError
-from pretrain.evidence import checkpoint, events
+from pretrain.evidence import checkpoint, events, namespace
 from pretrain.faults import check_allowed, injects_temperature
 from pretrain.machine import environment
 from pretrain.machine.device import select_device, set_determinism
@@ -72,13 +72,16 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origi
 
 
 def _check_places(config: RunConfig) -> None:
-    """Refuse a run that would write where it reads: below its own data, or anything else among its attempts."""
+    """Refuse a run that would write where it reads, below its own data, or among what an attempt answers for."""
     run_dir = Path(config.run.dir).resolve()
     folders = {
         f"telemetry.trackers.{name}.folder": Path(settings.folder).resolve()
         for name, settings in config.telemetry.trackers.items()
         if getattr(settings, "folder", None) is not None
     }
+    csv = Path(config.telemetry.csv_log_path)
+    if csv.is_absolute():  # A relative one lies in the attempt's folder, and is bound with it.
+        folders["telemetry.csv_log_path"] = csv.resolve()
     for kind, domains in (("train", config.data.train), ("validation", config.data.validation)):
         for name, choice in domains.items():
             path = getattr(choice.settings, "path", None)
@@ -87,12 +90,12 @@ def _check_places(config: RunConfig) -> None:
             for key, folder in {"run.dir": run_dir, **folders}.items():
                 if folder.is_relative_to(Path(path).resolve()):
                     raise ConfigError(f"{key}: {folder} lies in data.{kind}.{name}.path, {path}, and would become data")
-    csv = Path(config.telemetry.csv_log_path)
-    if csv.is_absolute():  # A relative one lies in the attempt's folder, and is bound with it.
-        folders["telemetry.csv_log_path"] = csv.resolve()
     for key, place in folders.items():
         if place.is_relative_to(run_dir / "attempts"):
             raise ConfigError(f"{key}: {place} lies among the attempts of this run; choose another folder")
+        for parent in (place, *place.parents):
+            if namespace.is_attempt(parent):
+                raise ConfigError(f"{key}: {place} lies in an attempt, {parent}, whose files are bound; choose another")
 
 
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:
@@ -200,6 +203,7 @@ def restore(built: BuiltRun, origin: Origin) -> None:
         return
     state = built.state
     generators = state.generators()
-    record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
+    with damage_explained(origin.checkpoint.parents[3], origin.checkpoint):
+        record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
     state.restore_scalars(record.step, record.batch, record.scalars)
     state.restore_generators(generators)

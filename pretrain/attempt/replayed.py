@@ -1,11 +1,13 @@
 """What a replayed incident shows: the cause, and tables of what happened and of what its step gives again."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pretrain.evidence import incident
 from pretrain.evidence.incident import Incident
+from pretrain.policy.diagnosis import diagnose
 from pretrain.policy.incident import Replay
 
 _ROWS = (("loss", "loss"), ("gradient norm", "gradient_norm"), ("update norm / rate", "update_norm"))
@@ -44,11 +46,13 @@ class Replayed:
     def text(self) -> str:
         """Return the same for a person: the cause, and tables of losses and norms."""
         one, numbers = self.incident, self.incident.numbers
+        is_bounded = math.isfinite(numbers.threshold)
+        bound = f"threshold {numbers.threshold:.6g}" if is_bounded else "which must be finite"
         lines = [
-            f"incident {one.number} of attempt {self.attempt:04d}: {numbers.trigger} {numbers.value:.6g}, threshold "
-            f"{numbers.threshold:.6g}; step {numbers.step}, batch {one.batch}, {one.phase}: {one.action}",
+            f"incident {one.number} of attempt {self.attempt:04d}: {numbers.trigger} {numbers.value:.6g}, {bound}; "
+            f"step {numbers.step}, batch {one.batch}; phase {one.phase}, action {one.action}",
             f"cause: {one.cause}",
-            *(f"  {side} it: {_evidence(one.record['evidence'][side])}" for side in ("for", "against")),
+            *(f"  {side} {_weighed(one)}: {_evidence(one.record['evidence'][side])}" for side in ("for", "against")),
             f"remedy: {one.remedy}",
             "",
             "as it happened",
@@ -78,6 +82,17 @@ def _numbers(replay: Replay) -> dict[str, Any]:
         "update_norm": replay.update_norm,
         "block_gradient_norms": list(replay.block_gradient_norms),
     }
+
+
+def _weighed(one: Incident) -> str:
+    """Return what the evidence is of: the cause, or, where none is named, the one that comes nearest."""
+    if one.cause != "unknown":
+        return "it"
+    found = diagnose(one.numbers)
+    listed = [row["name"] for side in ("for", "against") for row in one.record["evidence"][side]]
+    # Another version may weigh otherwise.
+    is_same = listed == [evidence.name for evidence in (*found.evidence_for, *found.evidence_against)]
+    return f"{found.scores[0][0]}, which comes nearest" if is_same else "what comes nearest"
 
 
 def _distance(steps: int) -> str:

@@ -69,13 +69,26 @@ def replay_incident(path: Path, overrides: Sequence[str] = ()) -> Replayed:
 def _place_of(path: Path) -> tuple[int, Path]:
     """Return the number of the attempt in which an incident's file lies, and its run folder."""
     if not path.is_file():
-        raise ConfigError(f"{path}: expected the file of an incident, found none there")
+        raise ConfigError(f"{path}: expected the file of an incident, found none there{_there(path)}")
     whole = path.resolve()
     number = namespace.number_of(whole.parent.parent)
     named = incident.number_of(f"{whole.parent.name}/{whole.name}")
     if named is None or number is None or whole.parent.parent.parent.name != namespace.ATTEMPTS:
         raise ConfigError(f"{path}: expected RUN/{namespace.ATTEMPTS}/0001/{incident.name_of(1)} or one like it")
     return number, whole.parent.parent.parent.parent
+
+
+def _there(folder: Path) -> str:
+    """Name the incidents of an attempt, or of a run's newest one, where `folder` is that."""
+    attempt = namespace.attempt_meant(folder)
+    if attempt is None:
+        return ""
+    found = [
+        str(file)
+        for file in sorted((attempt / incident.FOLDER).glob("*.json"))
+        if incident.number_of(f"{incident.FOLDER}/{file.name}") is not None
+    ]
+    return f"; there are {', '.join(found)}" if found else f"; there is none in {attempt}"
 
 
 def _read(path: Path, attempt: Path) -> Incident:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ from pretrain.attempt.ending import publish, record_outcome, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
+from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import AttemptResult
@@ -25,7 +27,7 @@ from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
-from pretrain.loop import LoopParts, finish_step, limit_targets, save, show, stop_here, train
+from pretrain.loop import LoopParts, finish_step, limit_targets, save, show, stop_here, train, warn
 from pretrain.machine.signals import StopRequest
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
@@ -42,17 +44,17 @@ def start_attempt(
     config: RunConfig,
     stop: StopRequest,
     sinks: Sequence[Sink],
-    profile: tuple[int, int] | None = None,
-    memory_snapshot: int | None = None,
+    words: Words = NOTHING,
 ) -> AttemptResult:
     """Run attempt 0001 of a new run.
 
-    profile: the first and the last step to leave a trace of. memory_snapshot: the step to say what holds memory after.
+    words: the steps to leave a profile or a memory snapshot of.
 
     Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
     attempt exists every expected fault is in its outcome.json and in the result.
     """
     spent = TimeSpent()
+    asked = words.read(config.training.max_steps)
     run_dir = Path(config.run.dir)
     _refuse_unusable(run_dir)
     _refuse_old_run(run_dir)
@@ -61,7 +63,7 @@ def start_attempt(
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
-        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, profile, memory_snapshot)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked)
 
 
 def resume_attempt(
@@ -69,6 +71,7 @@ def resume_attempt(
     overrides: Sequence[str],
     stop: StopRequest,
     sinks: Sequence[Sink],
+    words: Words = NOTHING,
     *,
     require_bit_exact: bool = False,
     expect_sha256: str | None = None,
@@ -92,10 +95,11 @@ def resume_attempt(
             config, migrated = child_config(origin, overrides, migrate=migrate)
             config = replace(config, run=RunSettings(dir=str(run_dir)))
             _check_readable(config)
+            asked = words.read(config.training.max_steps)
             if not migrated:
                 refuse_the_same_again(origin, config)
                 if origin.finished is not None and config.training.max_steps <= origin.finished.step:
-                    return _nothing_to_do(run_dir, origin, sinks)
+                    return _nothing_to_do(run_dir, origin, sinks, asked)
             prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
             reasons = surroundings(origin, prepared)
             if require_bit_exact and reasons:
@@ -111,7 +115,7 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, migrated=migrated)
+        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, migrated)
 
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
@@ -150,14 +154,21 @@ def _refuse_old_run(run_dir: Path) -> None:
         )
 
 
-def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink]) -> AttemptResult:
+def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink], asked: Asked) -> AttemptResult:
     assert origin.finished is not None
     assert origin.checkpoint is not None
     assert origin.record is not None
     done = origin.finished
     text = f"attempt {origin.number:04d} is done at step {done.step}: nothing to do; training.max_steps=N goes on to N"
+    newest = namespace.newest(run_dir) or origin.number
+    if newest != origin.number:
+        saved_steps = [step for step, _ in checkpoint.list_checkpoints(namespace.attempt_folder(run_dir, newest))]
+        at = f"its checkpoint of step {saved_steps[-1]}" if saved_steps else "where it began"
+        text += f"; the newest attempt is {newest:04d}: `{resume_command(run_dir)}` goes on from {at}"
     for sink in sinks:
         sink.emit(Note(kind="resumed", text=text))
+        for missed in asked.missed():
+            sink.emit(Note(kind="warning", text=missed))
     saved = checkpoint.SavedCheckpoint(done.latest.step, done.latest.record_sha256, 0)
     path = namespace.attempt_folder(run_dir, origin.number) / metrics.NAME
     figures = {row["domain"]: validation_of_row(row) for row in metrics.validations(path, done.metrics, done.step)}
@@ -173,8 +184,7 @@ def _run_attempt(
     stop: StopRequest,
     sinks: Sequence[Sink],
     spent: TimeSpent,
-    profile: tuple[int, int] | None = None,
-    memory_snapshot: int | None = None,
+    asked: Asked,
     migrated: Keys = MappingProxyType({}),
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
@@ -187,20 +197,23 @@ def _run_attempt(
     except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
         return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
     parts = _parts(prepared, writer, durable_step, stop, sinks, reasons, spent)
-    parts.trace = StepTrace(folder, profile, lambda text: show(parts, Note(kind="saved", text=text)))
+    parts.trace = StepTrace(
+        folder, asked.profile, lambda text: show(parts, Note(kind="saved", text=text)), partial(warn, parts)
+    )
     result: AttemptResult | None = None
     try:
         with (
             contextlib.closing(_open_csv(prepared, folder)) as csv,
             contextlib.closing(parts.state.loader),
-            contextlib.closing(parts.trace),
+            observed(parts, parts.trace),
             contextlib.ExitStack() as feeds,
         ):
-            parts.sinks = [csv, *sinks, MemorySnapshot(parts, memory_snapshot)]
+            snapshot = MemorySnapshot(parts, asked.memory_snapshot)
+            parts.sinks = [csv, *sinks, feeds.enter_context(contextlib.closing(snapshot))]
             # Closed first, while what they have to tell can still be written.
-            parts.sinks += [
-                feeds.enter_context(contextlib.closing(feed)) for feed in open_feeds(parts, prepared, run_dir, origin)
-            ]
+            for feed in open_feeds(parts, prepared, run_dir, origin):
+                feeds.enter_context(observed(parts, feed))
+                parts.sinks = [*parts.sinks, feed]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
                 _work(parts, prepared, origin, reasons, migrated)
         parts.sinks = sinks
@@ -219,8 +232,9 @@ def _run_attempt(
             # Nobody expected this: it is put on record, and the traceback goes up to the command line.
             kind, fault, _ = sys.exc_info()
             parts.sinks = sinks
-            text = f"{kind.__name__ if kind else 'unknown'}: {fault}"
-            record_outcome(parts, run_dir, StorageError(text) if isinstance(fault, OSError) else PretrainError(text))
+            lines = f"{kind.__name__ if kind else 'unknown'}: {fault}".split("\n")
+            unexpected = StorageError if isinstance(fault, OSError) else PretrainError
+            record_outcome(parts, run_dir, unexpected(*lines))
     return result
 
 
@@ -308,9 +322,8 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
     for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    for text in [*inexact, *prepared.start.notes, *warnings(prepared.config)]:
-        show(parts, Note(kind="warning", text=text))
-        writer.event("warning", state.step, text=text)
+    for text in [*inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]:
+        warn(parts, text)
     if migrated:
         _record_migration(parts, origin, migrated)
     if state.step == 0 and writer.cursor == metrics.EMPTY:

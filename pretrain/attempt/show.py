@@ -17,6 +17,7 @@ from pretrain.machine.memory import device_bytes, in_units, resident_bytes, tota
 from pretrain.models import active_parameters
 from pretrain.optimizers import flat_state
 from pretrain.telemetry.sink import Begin
+from pretrain.telemetry.trackers import places
 from pretrain.validation import DomainResult, baselines_of, measures_of
 
 
@@ -53,7 +54,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
     details += _memory(state.device)
     for record in data.records:
         left = f"{record['remainder']:,} left over" if record["remainder"] else "nothing left over"
-        details.append((record["domain"], f"{record['windows']:,} windows of {record['path']}, {left}"))
+        encoding = data.encodings[record["domain"]]
+        details.append((record["domain"], f"{record['windows']:,} windows of {record['path']} ({encoding}), {left}"))
     copies = config.spikes.targets_in_memory
     if copies:
         each = sum(tensor.nbytes for tensor in state.tensors().values())
@@ -63,6 +65,7 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
         details.append(("validation", "not held out: it is data that is trained on, and the manifest will say so"))
     if start.is_loaded:
         details.append(("weights", start.text))
+    details += places(config.telemetry.trackers, Path(config.run.dir))
     if origin is not None:
         details.append(("resumed", f"from step {origin.step} of attempt {origin.folder.name}"))
     return Begin(

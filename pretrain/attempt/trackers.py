@@ -7,8 +7,7 @@ from typing import Any
 from pretrain.attempt.origin import Origin
 from pretrain.attempt.prepare import Prepared
 from pretrain.config import leaves, tree_of
-from pretrain.loop import LoopParts, show
-from pretrain.telemetry.sink import Note
+from pretrain.loop import LoopParts, warn
 from pretrain.telemetry.trackers import TRACKERS, TrackedRun
 from pretrain.telemetry.trackers.feed import Feed
 
@@ -25,11 +24,6 @@ def open_feeds(parts: LoopParts, prepared: Prepared, run_dir: Path, origin: Orig
     )
     chosen: dict[str, Any] = prepared.config.telemetry.trackers
     return [
-        Feed(name, partial(TRACKERS[name].build, settings, run), partial(_tell, parts))
+        Feed(name, partial(TRACKERS[name].build, settings, run), partial(warn, parts))
         for name, settings in chosen.items()
     ]
-
-
-def _tell(parts: LoopParts, text: str) -> None:
-    show(parts, Note(kind="warning", text=text))
-    parts.writer.event("warning", parts.state.step, text=text)

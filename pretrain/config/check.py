@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -17,6 +18,8 @@ from pretrain.policy.schedule import SCHEDULES
 from pretrain.registry import Choice
 
 # A source that is not listed is compared with the task when its windows are open.
+# Of a file name, with room for the number by which a log is rotated.
+_LONGEST_NAME = 240
 _SOURCES_OF_TASK = {"text": ("text",), "iq": ("iq", "synthetic-iq")}
 
 
@@ -74,12 +77,20 @@ def warnings(config: RunConfig) -> list[str]:
     # The last step is validated in any case, so a checkpoint of the cadence that falls on it can be best.
     last = config.training.max_steps
     meets = math.lcm(validate, checkpoint) <= last or last % checkpoint == 0
-    if config.checkpoint.num_best_checkpoints and not meets:
+    if not config.checkpoint.num_best_checkpoints or meets or min(validate, checkpoint) > last:
+        pass  # a run that is shorter than both keeps its end, and nothing is to be chosen among
+    elif checkpoint > last:
+        found.append(
+            f"checkpoint.checkpoint_every_n_steps ({checkpoint}) is more than training.max_steps ({last}): no "
+            "checkpoint of the cadence is saved, and only such a one can be best; the last step is saved all the same"
+        )
+    else:
         found.append(
             f"validation.validate_every_n_steps ({validate}) and checkpoint.checkpoint_every_n_steps "
             f"({checkpoint}) do not meet by step {last}: only a checkpoint of a validated step can be best, "
-            "so none will be; make one a multiple of the other"
+            f"so none will be; validation.validate_every_n_steps={checkpoint} would do"
         )
+    found += _never_looked(config)
     total = getattr(config.scheduler.settings, "scheduler_total_steps", None)
     if total is not None and total > last:
         found.append(
@@ -222,6 +233,8 @@ def _paths(config: RunConfig) -> Iterator[str]:
         yield f"telemetry.csv_log_path must not lead upward by `..`; found {written!r}"
     elif not path.name or written.endswith("/"):
         yield f"telemetry.csv_log_path must name a file, such as telemetry.csv; found {written!r}"
+    elif len(os.fsencode(path.name)) > _LONGEST_NAME:
+        yield f"telemetry.csv_log_path: its name must be no longer than {_LONGEST_NAME} bytes; found {path.name!r}"
     elif path.suffix != ".csv":
         # No other file of an attempt ends so: the log cannot take the place of a record.
         yield f"telemetry.csv_log_path must end in .csv; found {written!r}"
@@ -254,6 +267,23 @@ def _guarded(config: RunConfig) -> Iterator[str]:
     for text in config.faults.inject:
         if text.startswith("temperature@") and not is_on:
             yield f"faults.inject: {text!r} is a reading of a guard that is off; set thermal.gpu_temp_guard=true"
+
+
+def _never_looked(config: RunConfig) -> Iterator[str]:
+    """Yield the monitors that are on and whose cadence meets no step of the run."""
+    last, validate = config.training.max_steps, config.validation.validate_every_n_steps
+    for one in dataclasses.fields(config.monitors):
+        every = getattr(config.monitors, one.name).every_n_steps
+        if every > last:
+            yield (
+                f"monitors.{one.name}.every_n_steps ({every}) is more than training.max_steps ({last}): it never looks"
+            )
+    every = config.monitors.regression.every_n_steps
+    if 0 < every <= last and math.lcm(every, validate) > last and last % every:
+        yield (
+            f"monitors.regression.every_n_steps ({every}) and validation.validate_every_n_steps ({validate}) do not "
+            f"meet by step {last}: it never looks; 1 is every validation"
+        )
 
 
 def _domains(config: RunConfig) -> Iterator[tuple[str, Choice[Any]]]:

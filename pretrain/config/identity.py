@@ -105,7 +105,7 @@ def resumed(parent: RunConfig, overrides: Sequence[str], *, migrate: bool = Fals
     child = parse(text_of(written), "the parent's config.yaml", overrides)
     refused = [change for change in difference(parent, child).refused if not (migrate and is_migratable(change.key))]
     if refused:
-        raise ConfigError("\n".join(_refusal(change) for change in refused))
+        raise ConfigError(*map(_refusal, refused))
     return child
 
 

@@ -39,11 +39,11 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
     values, found = _values(document, parts)
     problems += found
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     config = _assemble(parts, values)
     contradictions = check.contradictions(config, precision_is_given="precision" in document.tree["training"])
     if contradictions:
-        raise ConfigError("\n".join(f"{where}: {one}" for one in contradictions))
+        raise ConfigError(*(f"{where}: {one}" for one in contradictions))
     return check.resolve(config)
 
 

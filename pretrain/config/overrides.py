@@ -43,7 +43,7 @@ class Document:
             except ConfigError as error:
                 problems.append(str(error))
         if problems:
-            raise ConfigError("\n".join(problems))
+            raise ConfigError(*problems)
 
     def _apply(self, override: str) -> None:
         where = f"override {override}"

@@ -60,7 +60,7 @@ def parse(text: str, where: str) -> Any:
             f"{where}: line {line}: character {error.character:#x} does not belong in YAML; remove it"
         ) from None
     if builder.problems:
-        raise ConfigError("\n".join(builder.problems))
+        raise ConfigError(*builder.problems)
     return builder.root
 
 

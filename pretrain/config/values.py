@@ -206,7 +206,7 @@ def _number_hint(value: Any) -> str:
         return f"; write {unpadded}: a leading zero can mean base eight"
     if re.fullmatch(r"[-+]?0[xob][0-9a-fA-F]+", text):
         return "; write the number in base ten"
-    if FLOAT.fullmatch(text.replace(",", ".")):
+    if FLOAT.fullmatch(text.replace(",", ".")) and not text.endswith(","):
         return f"; write {text.replace(',', '.')} with a point"
     return ""
 

@@ -6,12 +6,12 @@ from typing import Any
 from pretrain.data.iq import IqSettings, build_iq
 from pretrain.data.synthetic import SyntheticSettings, build_synthetic
 from pretrain.data.text import BOUNDARY_TOKEN, TextSettings, build_text
-from pretrain.data.windows import Concatenation, SourceFile, Windows
+from pretrain.data.windows import Concatenation, Source, SourceFile, Windows
 from pretrain.registry import Choice, Entry, limited
 
-__all__ = ["BOUNDARY_TOKEN", "SOURCES", "Concatenation", "DataSettings", "SourceFile", "Windows"]
+__all__ = ["BOUNDARY_TOKEN", "SOURCES", "Concatenation", "DataSettings", "Source", "SourceFile", "Windows"]
 
-SOURCES: dict[str, Entry[Any, Windows]] = {
+SOURCES: dict[str, Entry[Any, Source]] = {
     "text": Entry(TextSettings, build_text),
     "iq": Entry(IqSettings, build_iq),
     "synthetic-iq": Entry(SyntheticSettings, build_synthetic),

@@ -147,9 +147,12 @@ class FileBytes:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below `folder`, sorted by relative path; DataError at a symlink or special file."""
+    """Every regular file below `folder`, sorted by relative path; DataError at a symlink or special file.
+
+    What is hidden, by a name that begins with a point, is left out with all that is below it.
+    """
     try:
-        found = walk(folder)
+        found = [(name, kind) for name, kind in walk(folder) if not f"/{name}".count("/.")]
     except IntegrityError as error:
         raise DataError(f"{error}; expected a folder of data files") from error
     for relative, kind in found:

@@ -20,7 +20,8 @@ class IqSettings:
     """IQ recordings: raw files, SigMF pairs (.sigmf-meta and .sigmf-data), .npy arrays, or a folder of them.
 
     path: the recording, or a folder of which every recording is read in sorted order of the names.
-    datatype: SigMF's name of the samples in raw files (cu8, ci16_le, cf32_be ...); null = the file's suffix.
+    datatype: SigMF's name of the samples in raw files (cu8, ci16_le, cf32_be ...); null = the file's suffix. Where the
+      suffix says another datatype, or the recording itself does, it is refused.
     channel: which channel of a recording with several; null = such a recording is refused.
     split: `contiguous` = the span cuts every recording in time; `recording` = it takes whole ones, in order.
     span: the part [begin, end) that this domain takes, as fractions of each recording or of their number.
@@ -87,6 +88,8 @@ class IqWindows:
                 end=span[1],
             ),
         )
+        self.encoding = ", ".join(sorted({recording.format.name for recording in recordings}))
+        self.warnings: tuple[str, ...] = ()
         self._data = [recording.data for recording in recordings]
         self.remainder = 0
         self._length, self._stride = sequence_length, stride

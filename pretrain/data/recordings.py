@@ -17,7 +17,7 @@ from pretrain.data.recording import (
     checked_channel,
     whole_samples,
 )
-from pretrain.data.sample_format import FORMATS, find_format, format_named
+from pretrain.data.sample_format import FORMATS, contradicts, find_format, format_named
 from pretrain.data.sigmf import DATA, META, open_sigmf
 from pretrain.errors import DataError
 
@@ -86,6 +86,11 @@ def _open_raw(path: Path, reading: Reading, keep_open: bool) -> Recording:
     data = FileBytes(path, keep_open=keep_open)
     if reading.datatype is not None:
         sample_format = format_named(reading.datatype, f"{path}: the setting `datatype`")
+        if contradicts(reading.datatype, path.suffix[1:]):
+            raise DataError(
+                f"{path}: the suffix says {path.suffix[1:]}, but the setting `datatype` is {reading.datatype}; leave "
+                "`datatype` out where the suffix is right, and rename the file where it is not"
+            )
     elif path.suffix:
         sample_format = format_named(path.suffix[1:], f"{path}: the suffix")
     else:

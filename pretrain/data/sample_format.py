@@ -85,6 +85,15 @@ def format_named(name: str, where: str) -> SampleFormat:
     return found
 
 
+def contradicts(name: str, suffix: str) -> bool:
+    """Whether a datatype and the suffix of a file say two things; a suffix without a byte order leaves that open."""
+    chosen, said = find_format(name), find_format(suffix)
+    if chosen is None or said is None or chosen == said:
+        return False
+    has_order = suffix.lower().endswith(("_le", "_be"))
+    return has_order or chosen.component.newbyteorder("<") != said.component.newbyteorder("<")
+
+
 def find_format(name: str) -> SampleFormat | None:
     """Return the datatype called `name`, or known under that suffix, if there is one."""
     lowered = name.lower()

@@ -72,6 +72,8 @@ class SyntheticWindows:
     def __init__(self, settings: SyntheticSettings, sequence_length: int, seed: int, begin: int, end: int) -> None:
         self.kind: Literal["tokens", "complex"] = "complex"
         self.vocabulary: int | None = None
+        self.encoding = "complex samples"
+        self.warnings: tuple[str, ...] = ()
         self.remainder = 0
         self._settings, self._length, self._seed = settings, sequence_length, seed & _MASK
         self._begin, self._windows = begin, end - begin

@@ -19,6 +19,7 @@ from pretrain.registry import limited
 VOCABULARY = 256
 SEPARATOR = b"\0"
 BOUNDARY_TOKEN = SEPARATOR[0]
+_LOOKED_AT = 1 << 20  # bytes of each file of a folder
 _BUILTINS = ("builtin:pydoc",)
 
 
@@ -26,7 +27,8 @@ _BUILTINS = ("builtin:pydoc",)
 class TextSettings:
     """Text as bytes, one token per byte; documents come in sorted order of their names, one NUL byte between.
 
-    path: a file, a folder (every file below it is a document), or `builtin:pydoc` (Python's help topics).
+    path: a file, a folder (every file below it is a document, but for hidden ones), or `builtin:pydoc` (Python's help
+      topics).
     span: the part [begin, end) of the token stream that this domain takes, as fractions of its length.
     """
 
@@ -41,7 +43,7 @@ def build_text(
     span = checked_span(name, settings.span)
     stride = checked_stride(name, stride, sequence_length)
     documents = _open_documents(settings.path, name)
-    return TextWindows(settings.path, documents, span, sequence_length, stride)
+    return TextWindows(settings.path, documents, span, sequence_length, stride, _warnings(settings.path, documents))
 
 
 class TextWindows:
@@ -54,10 +56,12 @@ class TextWindows:
         span: tuple[float, float],
         sequence_length: int,
         stride: int,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         """Raises DataError when the span is shorter than one window."""
         self.kind: Literal["tokens", "complex"] = "tokens"
         self.vocabulary: int | None = VOCABULARY
+        self.encoding, self.warnings = "bytes", warnings
         self.files = tuple(document.file for document in documents)
         hashes = tuple(file.sha256 for file in self.files)
         data = frozenset(file.sha256 for file in self.files if file.bytes)
@@ -126,10 +130,31 @@ def _open_documents(path: str, name: str) -> list[ByteSource]:
 
 def _open_folder(folder: Path) -> list[ByteSource]:
     paths = files_below(folder)
+    if not paths:
+        raise DataError(f"{folder}: holds no files, hidden ones left aside; expected text")
     documents: list[ByteSource] = [FileBytes(path, keep_open=len(paths) <= KEEP_OPEN) for path in paths]
     if not any(document.file.bytes for document in documents):
         raise DataError(f"{folder}: found {len(paths)} files without a byte in them; expected text")
     return documents
+
+
+def _warnings(path: str, documents: list[ByteSource]) -> tuple[str, ...]:
+    """Tell of files in a folder that begin as binary ones do: text is any bytes, so that none of them is refused."""
+    if not os.path.isdir(path):
+        return ()
+    binary = [document.file.path for document in documents if _holds_nul(document)]
+    if not binary:
+        return ()
+    return (
+        f"{path}: NUL bytes in {len(binary)} of {len(documents)} files, the first of them {binary[0]}: they are read "
+        "as text; move away what is none",
+    )
+
+
+def _holds_nul(document: ByteSource) -> bool:
+    start = np.empty(min(document.file.bytes, _LOOKED_AT), dtype=np.uint8)
+    document.read_into(0, start)
+    return not start.all()
 
 
 def _builtin(path: str, name: str) -> bytes:

@@ -92,6 +92,18 @@ class Windows(Protocol):
         """
 
 
+class Source(Windows, Protocol):
+    """The windows of one domain, as its source opens them."""
+
+    @property
+    def encoding(self) -> str:
+        """How the files hold it, for a person to read: bytes, or the datatypes of complex samples."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is read and probably not meant, a sentence each."""
+
+
 @dataclass(frozen=True)
 class WindowCount:
     """How many windows fit, and how many elements none of them covers."""

@@ -97,6 +97,10 @@ class Findings:
         """Whether the file `name` was found as it was bound, and nothing else about it."""
         return name in self._verified and not any(name in names for names in self._found.values())
 
+    def damaged(self) -> list[str]:
+        """Return what is missing, changed or unsafe so far; what is only there besides is not."""
+        return sorted(self._found["missing"] | self._found["changed"] | self._found["unsafe"])
+
     @contextlib.contextmanager
     def changing(self, name: str) -> Iterator[None]:
         """Whatever is raised about the file `name` while it is read becomes a finding."""

@@ -58,7 +58,12 @@ class Incident:
 
 def name_of(number: int) -> str:
     """Return the path of an incident's file in its attempt."""
-    return f"{FOLDER}/incident_{number:04d}.json"
+    return f"{FOLDER}/{short_name_of(number)}.json"
+
+
+def short_name_of(number: int) -> str:
+    """Return what an incident is called on the screen: the name of its file, without what all of them have."""
+    return f"incident_{number:04d}"
 
 
 def number_of(path: str) -> int | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import ConfigError
-from pretrain.evidence import checkpoint
+from pretrain.evidence import checkpoint, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME
 
 
@@ -39,5 +39,16 @@ def as_text(answer: dict[str, Any]) -> str:
 def _folder(path: Path) -> Path:
     folder = path.parent if path.name == RECORD_NAME else path
     if not folder.is_dir() or not (folder.name.startswith("step_") or (folder / RECORD_NAME).exists()):
-        raise ConfigError(f"{path}: expected a checkpoint folder such as RUN/attempts/0001/checkpoints/step_00000100")
+        raise ConfigError(
+            f"{path}: expected a checkpoint folder such as RUN/attempts/0001/checkpoints/step_00000100{_there(folder)}"
+        )
     return folder
+
+
+def _there(folder: Path) -> str:
+    """Name the checkpoints of an attempt, or of a run's newest one, where `folder` is that."""
+    attempt = namespace.attempt_meant(folder)
+    if attempt is None:
+        return ""
+    saved = [str(place) for _, place in checkpoint.list_checkpoints(attempt)]
+    return f"; there are {', '.join(saved)}" if saved else "; there is none in it"

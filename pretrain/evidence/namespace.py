@@ -184,6 +184,12 @@ def number_of(folder: Path) -> int | None:
     return number if number and f"{number:04d}" == folder.name else None
 
 
+def is_attempt(folder: Path) -> bool:
+    """Whether `folder` is an attempt of some run, finished or not."""
+    is_named = folder.parent.name == ATTEMPTS and number_of(folder) is not None
+    return is_named and all((folder / name).is_file() for name in (CONFIG, ENVIRONMENT))
+
+
 def list_attempts(run_dir: Path) -> list[int]:
     """The attempts of a run in the order of their numbers; none where there is no such folder.
 
@@ -241,20 +247,36 @@ def create(
     return folder
 
 
+def attempt_meant(folder: Path) -> Path | None:
+    """The attempt that `folder` is, or the newest of the run that it is; None where it is neither."""
+    if is_attempt(folder):
+        return folder
+    number = newest(folder) if folder.is_dir() else None
+    return None if number is None else attempt_folder(folder, number)
+
+
 def resolve(path: Path) -> tuple[Path, int]:
     """(run folder, attempt number) that `path` means: an attempt folder, its manifest.json, or a run folder.
 
-    A run folder means its newest attempt. Raises ConfigError for any other path.
+    A run folder means its newest attempt. The run folder is named as `path` names it where that is plain, and else by
+    its real path. Raises ConfigError for any other path.
     """
     if not path.exists():
         raise ConfigError(f"{path}: expected an attempt or run folder, found nothing there")
-    folder = (path.parent if path.name == MANIFEST else path).resolve()
+    given = path.parent if path.name == MANIFEST else path
+    folder = given.resolve()
     number = number_of(folder)
     if number is not None and folder.parent.name == ATTEMPTS and folder.is_dir():
-        return folder.parent.parent, number
+        return _as_given(given.parent.parent, folder.parent.parent), number
     number = newest(folder) if folder.is_dir() else None
     if number is None:
         raise ConfigError(
             f"{path}: expected an attempt (RUN/{ATTEMPTS}/0001), its {MANIFEST}, or a run folder with attempts"
         )
-    return folder, number
+    return _as_given(given, folder), number
+
+
+def _as_given(given: Path, whole: Path) -> Path:
+    """`given` where its own words lead to `whole`, with no link and no `..` on the way."""
+    is_plain = given.name not in ("", "..") and ".." not in given.parts
+    return given if is_plain and os.path.abspath(given) == str(whole) else whole

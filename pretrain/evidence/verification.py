@@ -29,6 +29,8 @@ def verify_attempt(folder: Path, expect_sha256: str | None = None) -> Verificati
     if manifest is None:
         _check_bound_by_checkpoints(findings)
         parent = _check_environment(findings)
+        if NAME not in findings.kinds:
+            findings.explain(_unfinished(findings))
     else:
         _check_bound_by_manifest(findings, manifest)
         parent = manifest.parent
@@ -63,9 +65,7 @@ def verify_checkpoint_folder(folder: Path, expect_sha256: str | None = None) -> 
 def _read_manifest(findings: Findings, expect_sha256: str | None) -> tuple[Manifest | None, str | None]:
     path = findings.folder / NAME
     manifest, sha256 = None, None
-    if NAME not in findings.kinds:
-        findings.explain(f"there is no {NAME}: the attempt is unfinished, and `pretrain resume` goes on from it")
-    elif findings.is_regular(NAME):
+    if findings.is_regular(NAME):
         with findings.changing(NAME):
             data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
             sha256 = hashlib.sha256(data).hexdigest()
@@ -220,6 +220,27 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
             broken = metrics.broken_prefixes(path, [record.metrics for record in records.values()])
             for folder in (folder for folder, record in records.items() if record.metrics in broken):
                 findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
+
+
+def _unfinished(findings: Findings) -> str:
+    """What an attempt without a manifest is, and whether what was found keeps `pretrain resume` from it."""
+    what = f"there is no {NAME}: the attempt is unfinished, and"
+    damaged = findings.damaged()
+    saved = checkpoint.list_checkpoints(findings.folder)
+    newest = f"{_CHECKPOINTS}{saved[-1][1].name}/" if saved else ""
+    needed = [
+        name
+        for name in damaged
+        if name in (CONFIG, ENVIRONMENT, metrics.NAME)
+        or (newest and name.startswith(newest))
+        or (name.startswith(_INCIDENTS) and name in findings.kinds)
+    ]
+    if not needed:
+        return f"{what} `pretrain resume` goes on from it"
+    if newest and all(name.startswith(newest) for name in needed):
+        before = f"the checkpoint of step {saved[-2][0]}" if len(saved) > 1 else "where it began"
+        return f"{what} `pretrain resume` refuses it; with {newest} moved out of the run it goes on from {before}"
+    return f"{what} `pretrain resume` refuses it as it is"
 
 
 def _check_incident(findings: Findings, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from pretrain.errors import RunInterruptedError
 from pretrain.loop.monitors import watch_regression
-from pretrain.loop.parts import LoopParts, show
+from pretrain.loop.parts import LoopParts, show, warn
 from pretrain.loop.targets import forget_targets, keep_target
 from pretrain.machine.memory import free_bytes, in_units
 from pretrain.policy.cadence import is_due_or_last, is_on_cadence
@@ -40,10 +40,11 @@ def save(parts: LoopParts) -> None:
     _watch_disk(parts)
     writer.save(state.tensors(), step=state.step, batch=state.batch, scalars=state.scalars())
     parts.last_durable_step = state.step
-    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
-        keep_target(parts)
+    # Before the copies in memory, which may find none: the step survives either way.
     parts.spent.mark(state.step)
     writer.event("saved", state.step, seconds=parts.spent.seconds())
+    if is_on_cadence(state.step, config.checkpoint.checkpoint_every_n_steps):
+        keep_target(parts)
     show(parts, Note(kind="saved", text=f"checkpoint of step {state.step}"))
     every = config.checkpoint.checkpoint_every_n_steps
     regular = [step for step in writer.saved if is_on_cadence(step, every)]
@@ -94,8 +95,7 @@ def _watch_disk(parts: LoopParts) -> None:
         f"{writer.folder}: {in_units(free)} are free on its file system, less than two checkpoints of {in_units(size)}:"
         " free space, or the run ends with exit code 6 when a checkpoint no longer fits"
     )
-    show(parts, Note(kind="warning", text=text))
-    writer.event("warning", parts.state.step, text=text)
+    warn(parts, text)
 
 
 def _record_validation(parts: LoopParts, results: dict[str, DomainResult]) -> None:

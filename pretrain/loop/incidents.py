@@ -10,6 +10,7 @@ from pretrain.batch import Batch, StepBatch
 from pretrain.build import build_optimizer, peak_learning_rate
 from pretrain.errors import IntegrityError
 from pretrain.evidence import checkpoint, incident, rows
+from pretrain.evidence.incident import short_name_of
 from pretrain.gradients import block_norms
 from pretrain.loop.parts import LoopParts, show
 from pretrain.machine import random_state
@@ -108,9 +109,10 @@ def record_alarms(parts: LoopParts, changes: Sequence[Change], batch: int, incid
         )
         side = "over" if one.value > one.threshold else "not over" if one.name.endswith("_spike") else "under"
         subject = "" if one.subject is None else f" of {one.subject}"
+        told = f", {short_name_of(incident)}" if is_raised and incident is not None else ""
         text = (
             f"{one.name}{subject} {change.state} at step {parts.state.step}: {one.value:.4g} is {side} "
-            f"{one.threshold:.4g}"
+            f"{one.threshold:.4g}{told}"
         )
         show(parts, Note(kind="warning" if is_raised else "cleared", text=text))
         parts.writer.event("alarm_shown", parts.state.step, text=text)

@@ -15,7 +15,7 @@ from pretrain.policy.recovery import Target, learning_rate_multiplier
 from pretrain.state import RunState, Snapshot
 from pretrain.tasks import Task
 from pretrain.telemetry.rows import RowMaker
-from pretrain.telemetry.sink import Event, Sink
+from pretrain.telemetry.sink import Event, Note, Sink
 from pretrain.telemetry.time_spent import TimeSpent
 from pretrain.telemetry.trace import StepTrace
 from pretrain.validation import DomainResult, Validator
@@ -65,3 +65,9 @@ def show(parts: LoopParts, event: Event) -> None:
     """Hand an event to every sink."""
     for sink in parts.sinks:
         sink.emit(event)
+
+
+def warn(parts: LoopParts, text: str) -> None:
+    """Ask a person to look, on the screen and in events.jsonl."""
+    show(parts, Note(kind="warning", text=text))
+    parts.writer.event("warning", parts.state.step, text=text)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pretrain.errors import DivergedError
 from pretrain.evidence import rows
-from pretrain.evidence.incident import name_of
+from pretrain.evidence.incident import name_of, short_name_of
 from pretrain.faults import kept, spoil_batch, spoil_gradients
 from pretrain.gradients import accumulate, block_norms, clip, clip_ratio, largest_element, read, rescue
 from pretrain.loop.boundary import finish_step, save, stop_here
@@ -53,13 +53,13 @@ def train(parts: LoopParts) -> None:
     state.model.train()
 
     while state.step < max_steps:
-        parts.trace.at(state.step)
+        with parts.spent.during("observing"):
+            parts.trace.at(state.step)
         parts.spent.enter("data")
         faults = parts.faults.due(state.batch, state.ledger.faults_fired)
-        if parts.thermometer is not None:
-            if watch_temperature(parts, faults):
-                arithmetic = autocast(state.device, config.training.precision)
-            clock.leave_out()
+        if parts.thermometer is not None and watch_temperature(parts, faults):
+            arithmetic = autocast(state.device, config.training.precision)
+        clock.leave_out(parts.spent.aside)  # in here, and after the row of the step before
         batch = spoil_batch(faults, state.loader.next_step())
         clock.lap("data")
         parts.spent.begin_step()
@@ -171,7 +171,11 @@ def train(parts: LoopParts) -> None:
                     incident=None if overflowed else state.ledger.incidents,
                 )
             )
-            text = f"the loss scale of {scale:g} is halved" if diagnosis is None else f"cause {diagnosis.cause}"
+            text = (
+                f"the loss scale of {scale:g} is halved"
+                if diagnosis is None
+                else f"cause {diagnosis.cause}, {short_name_of(state.ledger.incidents)}"
+            )
             show(parts, Note(kind="skipped", text=f"batch {batch_index} at step {state.step}: {reason}, {text}"))
         parts.history.append(taken)
         step_shown = state.step  # A step that is undone keeps its number in its row.
@@ -225,7 +229,8 @@ def _decide(parts: LoopParts, judgement: Judgement, spikes: tuple[Spike, ...], b
 def _why_it_stops(parts: LoopParts, judgement: Judgement, trigger: Trigger, diagnosis: Diagnosis | None) -> str:
     state, settings = parts.state, parts.config
     name, value, threshold = trigger
-    what = f"batch {state.batch - 1} at step {state.step}: {name} is {value:.4g}, and {threshold:.4g} is what it may be"
+    bound = f"and {threshold:.4g} is what it may be" if math.isfinite(threshold) else "and it must be finite"
+    what = f"batch {state.batch - 1} at step {state.step}: {name} is {value:.4g}, {bound}"
     if judgement.action == "fail":
         why = (
             f"that is a refusal too many after {judgement.retries}, since guard.max_nan_retries is "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.evidence import checkpoint, rows
+from pretrain.evidence import checkpoint, incident, rows
 from pretrain.loop.parts import LoopParts, show
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.recovery import Decision, Target, newest_targets
@@ -75,7 +75,10 @@ def roll_back(parts: LoopParts, decision: Decision) -> None:
     parts.targets = {kept: folder for kept, folder in parts.targets.items() if kept.step <= target.step}
     parts.memory = {step: copy for step, copy in parts.memory.items() if step <= target.step}
     parts.last_durable_step = target.step
-    text = f"to step {target.step}: {undone} steps undone, batches {first} to {last} are not read again"
+    text = (
+        f"to step {target.step}: {undone} steps undone, batches {first} to {last} are not read again, "
+        f"{incident.short_name_of(state.ledger.incidents)}"
+    )
     writer.event("rolled_back", state.step, undone_steps=undone)
     show(parts, WentBack(step=state.step, undone_steps=undone))
     show(parts, Note(kind="warning", text=f"rolled back {text}"))

@@ -22,13 +22,14 @@ def watch_temperature(parts: LoopParts, faults: Sequence[Fault]) -> bool:
     """
     thermometer = parts.thermometer
     assert thermometer is not None
-    state = thermometer.poll(temperature_of(faults))
-    if state == "paused":
-        _pause(parts)
+    with parts.spent.during("paused"):
+        if thermometer.poll(temperature_of(faults)) == "paused":
+            _pause(parts)
     if thermometer.state != "aborted":
         return False
     if parts.config.thermal.switch_on_thermal and _is_elsewhere(parts.state.device):
-        _move_to_cpu(parts)
+        with parts.spent.during("paused"):
+            _move_to_cpu(parts)
         return True
     save_what_is_not_durable(parts)
     settings = parts.config.thermal
@@ -56,12 +57,11 @@ def _pause(parts: LoopParts) -> None:
     parts.writer.event("paused", step, temperature_c=thermometer.temperature_c)
     until = f"below {settings.gpu_temp_resume_threshold_c:g} °C"
     show(parts, Note(kind="paused", text=f"{thermometer.described()}; step {step + 1} waits until it is {until}"))
-    with parts.spent.during("paused"):
-        while thermometer.state == "paused":
-            thermometer.wait(parts.stop)
-            if parts.stop.name is not None:
-                stop_here(parts)
-            thermometer.poll()
+    while thermometer.state == "paused":
+        thermometer.wait(parts.stop)
+        if parts.stop.name is not None:
+            stop_here(parts)
+        thermometer.poll()
     if thermometer.state == "normal":
         seconds = round(thermometer.paused_seconds, 3)
         parts.writer.event("unpaused", step, temperature_c=thermometer.temperature_c, seconds=seconds)

@@ -231,6 +231,6 @@ def _remedy(cause: Cause, numbers: IncidentNumbers) -> str:
         "itself, and raise optimizer.eps or lower the second of optimizer.betas if it returns.",
         "precision": "Set training.precision to bfloat16 where the device has it, or to float32.",
         "data_corruption": "Check what data.train reads at the samples of this incident: it cannot be learnt.",
-        "unknown": "Nothing that was measured explains it: run pretrain replay on this incident, look at its samples; "
+        "unknown": "Nothing that was measured explains it: look at its samples, and watch whether it comes back; "
         "spikes.update.action roll_back finds earlier what the loss shows late.",
     }[cause]

@@ -29,7 +29,7 @@ class FaultSettings:
     inject: `kind@batch` or `kind@batchxVALUE`; batch is the index of the global batch, from 0. The kinds are nan_grad,
         inf_loss, nan_weight, corrupt_batch, full_disk and kill, without a value; huge_grad (what the gradients are
         multiplied by, 1e6 unless given), loss_spike (what the loss is multiplied by, 8 unless given) and temperature
-        (degrees Celsius).
+        (degrees Celsius). A spike is judged only after spikes.warmup_steps.
     """
 
     inject: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pretrain.errors import ConfigError
-from pretrain.files import Appender
+from pretrain.files import Appender, Lock
 from pretrain.telemetry.sink import Event, StepRow
 
 Cell = float | int | str | None
@@ -51,8 +51,8 @@ class CsvLog:
     the log that is left is dropped too. `self.path` is the file that is written. Floats are written as `repr`,
     which reads back to the same bits, non-finite ones as nan, inf and -inf; None is an empty cell.
 
-    Raises ConfigError when the columns changed and `rotate` is off, or when no log can be kept at `path`;
-    StorageError when writing fails.
+    Raises ConfigError when the columns changed and `rotate` is off, or when no log can be kept at `path`; BusyError
+    while another process writes there; StorageError when writing fails.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], *, rotate: bool) -> None:
@@ -60,12 +60,19 @@ class CsvLog:
         self._columns = tuple(columns)
         self._known = frozenset(columns)
         header = _line(columns)
-        newest, self.path, keep = _place(path, header, rotate=rotate)
-        if newest != self.path:
-            _drop_torn_line(newest)
-        self._appender: Appender | None = Appender(self.path, keep)
-        if keep == 0:
-            self._appender.append(header)
+        _place(path, header, rotate=rotate)
+        self._appender: Appender | None = None
+        self._lock = _locked(path)
+        try:
+            newest, self.path, keep = _place(path, header, rotate=rotate)
+            if newest != self.path:
+                _drop_torn_line(newest)
+            self._appender = Appender(self.path, keep)
+            if keep == 0:
+                self._appender.append(header)
+        except BaseException:  # There is no object yet whose owner could close it.
+            self._lock.release()
+            raise
 
     def emit(self, event: Event) -> None:
         """Write the row of a step; other events are for other sinks."""
@@ -84,14 +91,29 @@ class CsvLog:
     def close(self) -> None:
         """Make the rows durable and close the file, so that a manifest can bind it; again does nothing."""
         appender, self._appender = self._appender, None
-        if appender is not None:
-            with appender:
-                appender.sync()
+        with self._lock:
+            if appender is not None:
+                with appender:
+                    appender.sync()
 
 
 def check_place(path: Path, columns: Sequence[str], *, rotate: bool) -> None:
-    """Raise the ConfigError that a CsvLog at `path` would raise; nothing is written."""
-    _place(path, _line(tuple(columns)), rotate=rotate)
+    """Raise the ConfigError or BusyError that a CsvLog at `path` would raise; nothing is written."""
+    newest, file, _ = _place(path, _line(tuple(columns)), rotate=rotate)
+    # Room for `.NNN`, by which a log is rotated.
+    longest = os.pathconf(path.parent, "PC_NAME_MAX") - 4
+    if len(os.fsencode(path.name)) > longest:
+        raise ConfigError(f"telemetry.csv_log_path: {path}: its name is longer than {longest} bytes; choose another")
+    for place in {path, newest, file}:
+        if not os.access(place if os.path.lexists(place) else place.parent, os.W_OK):
+            raise ConfigError(f"telemetry.csv_log_path: {place}: cannot be written there; choose another path")
+    if os.path.lexists(path):
+        _locked(path).release()
+
+
+def _locked(path: Path) -> Lock:
+    """Rows of two processes in one file could be told apart by nobody, and one would cut off the other's."""
+    return Lock.acquire(path, f"telemetry.csv_log_path: {path}", "it")
 
 
 def _block_column(block: int) -> str:

@@ -27,6 +27,11 @@ def step_asked(text: str | None, max_steps: int) -> int | None:
     return int(text)
 
 
+def missed(step: int) -> str:
+    """Return what is said of a step that an attempt did not take."""
+    return f"--memory-snapshot {step}: this attempt did not take that step, so that there is no {NAME}"
+
+
 def described(step: int, named: Mapping[str, Mapping[str, torch.Tensor]], device: torch.device) -> dict[str, Any]:
     """Return what memory.json holds.
 

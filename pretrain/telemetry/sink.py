@@ -110,7 +110,8 @@ class End:
     """An attempt has ended. verdict: `done`, or that of outcome.json; reason and advice: why, and what to do.
 
     resumable: whether `resume` would go further; False where the same data and rules lead to the same end.
-    times: what the time went to, in lines.
+    times: what the time went to, in lines. run: path of the run's folder, as a person would type it, None = not known.
+    incidents: how many the lineage had, and the path of the newest of their files, None = none is there.
     """
 
     attempt: str
@@ -120,6 +121,9 @@ class End:
     advice: str | None = None
     resumable: bool = True
     times: tuple[str, ...] = ()
+    run: str | None = None
+    incidents: int = 0
+    incident: str | None = None
 
 
 Event = Begin | StepRow | ValidationShown | MonitorShown | WentBack | Note | End

@@ -48,6 +48,7 @@ class Throughput:
         self._laps: dict[Phase, float] = dict.fromkeys(_PHASES, 0.0)
         self._begun = self._last = clock()
         self._warm: tuple[int, float] | None = None
+        self._left_out = 0.0
 
     def lap(self, phase: Phase) -> None:
         """What passed since the last lap was `phase`; several laps of one phase add up."""
@@ -55,10 +56,13 @@ class Throughput:
         self._laps[phase] += now - self._last
         self._last = now
 
-    def leave_out(self) -> None:
-        """What passed since the last lap belongs to no step: the run stood still."""
-        now = self._clock()
-        passed, self._last = now - self._last, now
+    def leave_out(self, aside: float) -> None:
+        """Let what has passed aside since the last time belong to no step, nor to the time left.
+
+        aside: seconds since the beginning, all of it so far; what is new in it has passed since the last lap.
+        """
+        passed, self._left_out = aside - self._left_out, aside
+        self._last += passed
         self._begun += passed
         if self._warm is not None:
             self._warm = self._warm[0], self._warm[1] + passed

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Kind = Literal["start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving", "paused"]
+Kind = Literal[
+    "start_up", "data", "steps", "refused", "undone", "incidents", "validation", "saving", "paused", "observing"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -13,8 +15,9 @@ class TimeSpent:
     """A clock that always runs for one kind, so that the seconds of all add up to those since it was made.
 
     start_up: until the first step, the imports of the process left out. data: waiting for the loader. steps: those that
-    still count. refused: of the guard. undone: taken back by a rollback. incidents: looking for the cause of one.
-    paused: waiting for a hot GPU.
+    still count. refused: of the guard. undone: taken back by a rollback, or lost with the end of the attempt.
+    incidents: looking for the cause of one.
+    paused: the temperature of the GPU and the wait for a hot one. observing: profile, memory snapshot, end of trackers.
     clock: seconds that never go back.
     """
 
@@ -40,6 +43,12 @@ class TimeSpent:
         finally:
             self.enter(before)
 
+    @property
+    def aside(self) -> float:
+        """Return the seconds so far that are of no step, although they may pass within one: paused and observing."""
+        self.enter(self._kind)
+        return self._seconds["paused"] + self._seconds["observing"]
+
     def begin_step(self) -> None:
         """The batch is there: from now on it is a step, which may yet be refused."""
         self.enter("steps")
@@ -59,6 +68,11 @@ class TimeSpent:
         self.enter("undone")
         self._at = {saved: seconds for saved, seconds in self._at.items() if saved <= step}
         self._move("undone", self._at.get(step, 0.0))
+
+    def lose_the_rest(self) -> None:
+        """The attempt has ended, and the steps after its newest checkpoint with it: whoever goes on does them again."""
+        self.enter("undone" if self._kind == "steps" else self._kind)  # a step that broke off never ends
+        self._move("undone", self._at[max(self._at)] if self._at else 0.0)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every kind so far."""

@@ -1,6 +1,7 @@
 """A PyTorch profiler trace of some steps, as a Chrome trace that any trace viewer opens."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,10 +31,15 @@ def steps_asked(text: str | None, max_steps: int) -> tuple[int, int] | None:
     return int(words[1]), int(words[2])
 
 
+def missed(steps: tuple[int, int]) -> str:
+    """Return what is said of steps that an attempt did not take."""
+    return f"--profile {steps[0]}:{steps[1]}: this attempt took none of these steps, so that there is no {NAME}"
+
+
 class StepTrace:
     """Records the steps `first` to `last`, once, and publishes them in the attempt's folder; no steps = nothing.
 
-    tell: takes one sentence, when the trace is there.
+    tell: takes one sentence, when the trace is there. warn: takes one where none of the steps was taken.
     """
 
     def __init__(
@@ -41,8 +47,9 @@ class StepTrace:
         folder: Path = Path(),
         steps: tuple[int, int] | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._path, self._steps, self._tell = folder / NAME, steps, tell
+        self._path, self._steps, self._tell, self._warn = folder / NAME, steps, tell, warn
         self._profile: profile | None = None
         self._marker: Any = None
         self._recorded = 0
@@ -54,7 +61,7 @@ class StepTrace:
         first, last = self._steps
         self._end_step()
         if step >= last:
-            self.close()
+            self._publish()
         elif self._profile is None and step >= first - 1:
             self._profile = _start()
         if self._profile is not None:
@@ -63,6 +70,12 @@ class StepTrace:
 
     def close(self) -> None:
         """Publish what was recorded, fewer steps where the attempt ends before; StorageError. Again does nothing."""
+        self._publish()
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            self._warn(missed(steps))
+
+    def _publish(self) -> None:
         running, self._profile = self._profile, None
         if running is None:
             return
@@ -81,6 +94,8 @@ class StepTrace:
 
 
 def _start() -> profile:
+    # Its C++ part writes to stderr by itself, past every sink, at its start and stop; 6 is above all that it says.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         activities.append(ProfilerActivity.CUDA)

@@ -71,6 +71,17 @@ def test_resume_of_another_attempt_than_the_newest_says_so(stopped: Path) -> Non
     answer = pretrain("resume", "--attempt", stopped / "attempts/0001", "--json")
     assert (answer.code, answer.json["attempt"]) == (0, 3)
     assert "warning: attempt 0001 is not the newest: this branches off and leaves attempt 0002 as it is" in answer.err
+    said = pretrain("resume", "--attempt", stopped / "attempts/0002", "--json").err
+    newest = f"the newest attempt is 0003: `pretrain resume --attempt {stopped}` goes on from its checkpoint of step 12"
+    assert f"attempt 0002 is done at step 12: nothing to do; training.max_steps=N goes on to N; {newest}\n" in said
+
+
+def test_a_relative_path_stays_one(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(stopped.parent)
+    answer = pretrain("resume", "--attempt", "stopped/attempts/0001")
+    assert answer.code == 0
+    assert "next: pretrain verify-manifest stopped/attempts/0002\n" in answer.err
+    assert "dir: stopped\n" in (stopped / "attempts/0002/config.yaml").read_text()
 
 
 def test_resume_under_other_surroundings_says_so(stopped: Path) -> None:
@@ -169,6 +180,14 @@ def test_inspect(finished: Path) -> None:
     }
     text = pretrain("inspect-checkpoint", folder / "checkpoint.json").out
     assert text.startswith(f"step 12, {len(found['tensors'])} tensors, optimizer state ")
+
+
+def test_inspect_of_an_attempt_or_a_run_names_its_checkpoints(finished: Path) -> None:
+    for place in (finished, finished / "attempts/0001"):
+        answer = pretrain("inspect-checkpoint", place)
+        assert answer.code == 2
+        assert "; there are " in answer.err
+        assert str(finished / "attempts/0001/checkpoints/step_00000012") in answer.err
 
 
 def test_inspect_names_what_differs(finished: Path) -> None:

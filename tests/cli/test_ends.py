@@ -31,7 +31,12 @@ def test_diverged(tmp_path: Path) -> None:
     words = ["guard.inf_post_clip_threshold=1e-9", "guard.max_nan_retries=2"]
     answer = pretrain("train", "--config", write_config(tmp_path), *words, "--json", "--quiet")
     assert answer.code == answer.json["exit_code"] == 4
-    assert answer.err.endswith(f"next: cat {tmp_path / 'run/attempts/0001/outcome.json'}\n")
+    replay = f"pretrain replay --incident {tmp_path / 'run/attempts/0001/incidents/incident_0003.json'}"
+    assert answer.err.endswith(f"next: {replay}\n")
+    assert f"3 incidents; of the last: {replay}\n" in answer.err
+    shown = pretrain("replay", "--incident", replay.split()[-1])
+    assert shown.code == 0
+    assert "phase warmup, action stop\n" in shown.out
     assert (answer.json["verdict"], answer.json["step"], answer.json["manifest_sha256"]) == ("diverged", 0, None)
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["exit_code"], record["batch"]) == ("diverged", 4, 3)
@@ -75,6 +80,8 @@ def test_disk_full(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) 
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["checkpoint"]["step"], record["step"]) == ("storage", 4, 8)
     assert "free space" in record["reason"]
+    assert answer.err.count("free space") == 1
+    assert f"next: {record['resume']}\n" in answer.err
     assert sorted(path.name for path in tmp_path.rglob("step_*")) == ["step_00000000", "step_00000004"]
     assert pretrain("resume", "--attempt", tmp_path / "run", "--quiet").code == 0
     whole, resumed = made / "finished/attempts/0001", tmp_path / "run/attempts/0002"
@@ -154,7 +161,7 @@ def test_a_stream_that_cannot_be_opened(tmp_path: Path, name: str, monkeypatch: 
         patch.setattr(files, "system", NoStream())
         answer = pretrain("train", "--config", write_config(tmp_path), "--json", "--quiet")
     assert answer.code == answer.json["exit_code"] == 6
-    assert answer.err.endswith(f"next: pretrain resume --attempt {tmp_path / 'run/attempts/0001'}\n")
+    assert answer.err.endswith(f"next: pretrain resume --attempt {tmp_path / 'run'}\n")
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["exit_code"], record["step"]) == ("storage", 6, 0)
     assert (record["checkpoint"], record["resume"]) == (None, f"pretrain resume --attempt {tmp_path / 'run'}")

@@ -20,9 +20,12 @@ def steps_of(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(row["name"] for row in rows if row["name"].startswith("step "))
 
 
-def test_the_steps_are_traced_and_nothing_else_changes(tmp_path: Path, made: Path) -> None:
+def test_the_steps_are_traced_and_nothing_else_changes(
+    tmp_path: Path, made: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     answer = pretrain("train", "--config", write_config(tmp_path), "--profile", "2:3", "--json")
     assert answer.code == 0
+    assert "USDT" not in capfd.readouterr().err
     attempt = tmp_path / "run/attempts/0001"
     assert f"saved: profile of 2 steps in {attempt / 'trace.json'}" in answer.err
     rows = trace_of(tmp_path / "run")

@@ -8,7 +8,7 @@ import torch
 
 from pretrain import files
 from tests.cli.calling import Answer, contents, flip, pretrain
-from tests.tiny import write_config
+from tests.tiny import go_on, write_config
 
 
 @pytest.fixture
@@ -137,8 +137,53 @@ def test_a_parent_that_does_not_verify(stopped: Path) -> None:
     shard = max(stopped.rglob("*.safetensors"))
     flip(shard)
     before = contents(stopped)
-    assert_refused(pretrain("resume", "--attempt", stopped), 3, str(shard), "expected SHA-256")
+    refused = pretrain("resume", "--attempt", stopped)
+    assert_refused(refused, 3, str(shard), "expected SHA-256")
     assert contents(stopped) == before
+    attempt = stopped / "attempts" / "0001"
+    assert f"{shard.parent} moved out of the run, `pretrain resume --attempt {attempt}` goes on" in refused.err
+    assert "goes on from the checkpoint of step 4\n" in refused.err
+    said = pretrain("verify-manifest", stopped).out
+    moved = f"checkpoints/{shard.parent.name}/ moved out of the run it goes on from the checkpoint of step 4"
+    assert f"the attempt is unfinished, and `pretrain resume` refuses it; with {moved}" in said
+    assert "goes on from it" not in said
+
+
+@pytest.mark.parametrize("name", ["shard_00000.safetensors", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_moved_away_and_the_run_goes_on_before_it(
+    stopped: Path, finished: Path, tmp_path: Path, name: str
+) -> None:
+    attempt = stopped / "attempts" / "0001"
+    damaged = attempt / "checkpoints" / "step_00000006"
+    flip(damaged / name)
+    refused = pretrain("resume", "--attempt", stopped)
+    assert_refused(refused, 3, f"with {damaged} moved out of the run, `pretrain resume --attempt {attempt}` goes on")
+    shutil.move(damaged, tmp_path / "damaged")
+    answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet").json
+    assert (answer["verdict"], answer["step"]) == ("done", 12)
+    assert pretrain("verify-manifest", stopped, "--lineage").code == 0
+    ends = [one / "checkpoints" / "step_00000012" for one in (stopped / "attempts/0002", finished / "attempts/0001")]
+    assert pretrain("inspect-checkpoint", ends[0], "--compare", ends[1], "--json").json["differs"] == []
+
+
+def test_the_only_checkpoint_of_a_child_is_moved_away_and_the_run_goes_on_where_it_began(
+    stopped: Path, tmp_path: Path
+) -> None:
+    assert go_on(stopped, stop_after=1).verdict == "interrupted"
+    attempt = stopped / "attempts" / "0002"
+    (damaged,) = (attempt / "checkpoints").iterdir()
+    flip(damaged / "shard_00000.safetensors")
+    assert_refused(pretrain("resume", "--attempt", stopped), 3, "goes on from where that attempt began")
+    assert "moved out of the run it goes on from where it began" in pretrain("verify-manifest", stopped).out
+    shutil.move(damaged, tmp_path / "damaged")
+    assert pretrain("resume", "--attempt", stopped, "--quiet").code == 0
+    assert pretrain("verify-manifest", stopped, "--lineage").code == 0
+
+
+def test_what_a_person_saved_over_a_finished_attempt_is_refused_with_advice(finished: Path) -> None:
+    flip(finished / "attempts" / "0001" / "telemetry.csv")
+    answer = pretrain("resume", "--attempt", finished, "training.max_steps=13")
+    assert_refused(answer, 3, "changed: telemetry.csv", "is bound, telemetry.csv among it: put back what it names")
 
 
 def test_another_parent_than_was_expected(stopped: Path) -> None:

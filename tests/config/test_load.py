@@ -77,6 +77,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("optimizer.lr=nan", "optimizer.lr must be a finite number above 0; found 'nan'; a setting is a finite number"),
     ("optimizer.lr=.inf", "optimizer.lr must be a finite number above 0; found '.inf'; a setting is a finite number"),
     ("optimizer.lr=1e999", "found '1e999'; that is larger or smaller than a float can be"),
+    ("training.max_steps=20,", "at least 1; found '20,'"),
     ("optimizer.lr=3,5", "found '3,5'; write 3.5 with a point"),
     ("optimizer.lr='3e-3'", "found '3e-3'; write 3e-3 without quotes"),
     ("optimizer.lr=false", "optimizer.lr must be a finite number above 0; found false"),
@@ -295,7 +296,7 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError) as caught:
             load(path)
-        assert str(caught.value).startswith(f"{path}: ")
+        assert str(caught.value).startswith(f"{path}: ".replace("\0", "\\x00"))
         assert message in str(caught.value)
 
 

@@ -165,15 +165,17 @@ def test_a_dumb_terminal_and_a_file_that_asks_for_colour_get_plain_lines(monkeyp
         assert step_lines(plain(stream.getvalue())) == ["step 1/25  loss 1.2500  lr 3.00e-03"]
 
 
-def test_quiet_leaves_only_the_end():
+def test_quiet_leaves_only_warnings_and_the_end():
     for stream in (io.StringIO(), Terminal()):
         with Screen(stream, quiet=True) as screen:
             screen.emit(begin())
             screen.emit(row(1))
+            screen.emit(Note(kind="warning", text="look here"))
             screen.emit(Note(kind="saved", text="step 1"))
             screen.emit(ValidationShown(step=1, domain="d", measures={"loss": 1.0}))
             screen.emit(end())
         assert plain(stream.getvalue()).splitlines() == [
+            "warning: look here",
             "done at step 25",
             f"attempt {ATTEMPT}",
             f"next: pretrain verify-manifest '{ATTEMPT}'",
@@ -232,7 +234,14 @@ def test_control_characters_in_a_name_do_not_reach_the_terminal():
         (end(), ["pretrain", "verify-manifest", ATTEMPT]),
         (end(verdict="interrupted"), ["pretrain", "resume", "--attempt", ATTEMPT]),
         (end(verdict="storage"), ["pretrain", "resume", "--attempt", ATTEMPT]),
+        (end(verdict="interrupted", run="runs/a b"), ["pretrain", "resume", "--attempt", "runs/a b"]),
+        (end(verdict="interrupted", run="-a"), ["pretrain", "resume", "--attempt", "./-a"]),
         (end(verdict="diverged", resumable=False), ["cat", f"{ATTEMPT}/outcome.json"]),
+        (
+            end(verdict="diverged", resumable=False, incidents=2, incident="-a b/i.json"),
+            ["pretrain", "replay", "--incident", "./-a b/i.json"],
+        ),
+        (end(verdict="interrupted", incidents=2, incident="i.json"), ["pretrain", "resume", "--attempt", ATTEMPT]),
         (end(attempt="-x", verdict="diverged", resumable=False), ["cat", "./-x/outcome.json"]),
         (end(attempt="it's $HOME/`x`\n"), ["pretrain", "verify-manifest", "it's $HOME/`x`\n"]),
         (end(attempt="-rf/attempts/0001"), ["pretrain", "verify-manifest", "./-rf/attempts/0001"]),
@@ -240,6 +249,31 @@ def test_control_characters_in_a_name_do_not_reach_the_terminal():
 )
 def test_the_command_to_type_next_survives_a_shell(ended, words):
     assert shlex.split(closing_command(ended)) == words
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 incident"), (3, "3 incidents")])
+def test_an_end_with_incidents_says_how_to_see_the_last(count, said):
+    stream = io.StringIO()
+    Screen(stream, quiet=True).emit(end(incidents=count, incident="runs/a b/incident_0003.json"))
+    replay = "pretrain replay --incident 'runs/a b/incident_0003.json'"
+    assert f"{said}; of the last: {replay}\n" in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1].startswith("next: pretrain verify-manifest ")
+
+
+@pytest.mark.parametrize("width", range(20, 90))
+def test_the_live_line_has_whole_parts_and_the_time_left_is_among_the_last_to_go(width):
+    stream = Terminal()
+    with Screen(stream, width=width) as screen:
+        screen.emit(begin(max_steps=1000))
+        start = len(stream.getvalue())
+        screen.emit(row(1000, gradient_norm=0.5, tokens_per_second=12345.6, seconds_left=3725.0))
+    drawn = plain(stream.getvalue()[start:]).removeprefix("\r\x1b[2K").removesuffix("\n")
+    whole = ["step 1000/1000", "loss 1.2500", "lr 3.00e-03", "norm 0.5", "12,346 tokens/s", "left 1:02:05"]
+    parts = drawn.split("  ")
+    assert [part for part in whole if part in parts] == parts
+    assert len(drawn) < width
+    assert (whole[-1] in parts) == (width > len("step 1000/1000  loss 1.2500  left 1:02:05"))
+    assert width < 80 or len(parts) >= 5
 
 
 def test_advice_is_shown():

@@ -74,10 +74,36 @@ def test_suffixes_of_other_tools(tmp_path, suffix, means):
     assert every(iq(path)).reshape(-1).tolist() == SAMPLES
 
 
-def test_the_setting_says_more_than_the_suffix(tmp_path):
-    path = tmp_path / "a.cf32_le"
+def test_the_setting_says_the_byte_order_that_the_suffix_leaves_open(tmp_path):
+    path = tmp_path / "a.cf32"
     path.write_bytes(stored("cf32_be"))
     assert every(iq(path, datatype="cf32_be")).reshape(-1).tolist() == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("suffix", "datatype"),
+    [
+        *[("cu8", "ci16_le"), ("cu8", "ci8"), ("cs8", "cu8"), ("CS16", "cf32_le"), ("cf32", "ci16"), ("cfile", "cf64")],
+        *[("cf32_le", "cf32_be"), ("ci16_be", "cs16")],
+    ],
+)
+def test_a_setting_that_contradicts_the_suffix_is_refused(tmp_path, suffix, datatype):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(bytes(range(1, 65)))
+    for place in (path, tmp_path):
+        with pytest.raises(
+            DataError, match=f"the suffix says {suffix}, but the setting `datatype` is {datatype}; leave"
+        ):
+            iq(place, datatype=datatype)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "datatype"), [("cs16", "ci16_le"), ("cu8", "CU8"), ("ci16", "ci16_be"), ("bin", "cu8")]
+)
+def test_a_setting_that_agrees_with_the_suffix_is_taken_and_is_what_is_shown(tmp_path, suffix, datatype):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(bytes(range(1, 65)))
+    assert iq(path, datatype=datatype).encoding == datatype.lower()
 
 
 @pytest.mark.parametrize(

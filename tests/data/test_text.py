@@ -125,6 +125,28 @@ def test_a_folder_of_many_files_keeps_few_of_them_open(tmp_path):
         windows.read(np.asarray([124]))
 
 
+def test_hidden_files_are_left_out_at_any_depth(folder):
+    before = text(folder)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "index").write_bytes(b"x" * 50)
+    (folder / ".hidden").write_bytes(b"x" * 50)
+    os.symlink("/nowhere", folder / ".link")
+    (folder / "z").mkdir()
+    (folder / "z" / ".DS_Store").write_bytes(b"x" * 50)
+    assert text(folder).files == before.files
+    assert before.warnings == ()
+
+
+def test_a_file_of_a_folder_with_nul_bytes_is_told_of_and_read(folder):
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (folder / "wide.txt").write_text("wide", encoding="utf-16")
+    (folder / "latin.txt").write_bytes("Straße".encode("latin-1"))
+    windows = text(folder)
+    (warning,) = windows.warnings
+    assert f"NUL bytes in 2 of {len(windows.files)} files, the first of them {folder / 'picture.png'}" in warning
+    assert text(folder / "picture.png", length=2).warnings == ()
+
+
 def test_links_and_special_files_in_a_folder_are_refused(folder):
     os.symlink(folder / "a.txt", folder / "link.txt")
     with pytest.raises(DataError, match=r"link\.txt: expected only regular files .* found a symlink"):
@@ -152,7 +174,7 @@ def test_no_text_is_refused(tmp_path, content, message):
 
 
 def test_folders_without_text_are_refused(tmp_path):
-    with pytest.raises(DataError, match="found 0 files"):
+    with pytest.raises(DataError, match="holds no files"):
         text(tmp_path)
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(DataError, match="found 1 files without a byte"):

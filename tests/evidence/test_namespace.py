@@ -117,6 +117,16 @@ def test_what_a_path_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (Path("manifest.json"), 1),
     ]:
         assert namespace.resolve(path) == (run, number)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(run)
+    for path, named in [
+        (Path("run"), Path("run")),
+        (Path("run/attempts/0002/manifest.json"), Path("run")),
+        (Path("./run/"), Path("run")),
+        (Path("link"), run),
+        (Path("run/../run"), run),
+    ]:
+        assert namespace.resolve(path) == (named, 2)
     for path in (tmp_path / "gone", tmp_path, run / "attempts", run / "attempts" / "0001" / "config.yaml"):
         with pytest.raises(ConfigError, match="expected an attempt"):
             namespace.resolve(path)

@@ -1,14 +1,18 @@
 """The time of real runs: told in events.jsonl, added up over the run, shown at the end."""
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain import files
-from pretrain.attempt import start_attempt
+from pretrain.attempt import resume_attempt, start_attempt
 from pretrain.attempt.goodput import goodput_of
+from pretrain.errors import StorageError
 from pretrain.evidence.events import read_events
+from pretrain.loop import boundary
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import End
 from pretrain.telemetry.time_spent import KINDS
@@ -90,3 +94,66 @@ def test_steps_that_a_rollback_took_back_are_undone(tmp_path: Path, monkeypatch:
     found = goodput_of(tmp_path / "run", 1)
     assert found.total == pytest.approx(sum(last["seconds"].values()))
     assert found.seconds["undone"] == pytest.approx(last["seconds"]["undone"])
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: Exception) -> None:
+    """Let the first micro-batch of a global batch end the attempt."""
+
+    def fail(found: Any, loss: Any) -> Any:
+        if found.position >= 4 * batch:
+            raise error
+        return loss
+
+    hook_loss(monkeypatch, fail)
+
+
+def share_of(sink: Recorder) -> float:
+    """The share of the attempt's own line, of a moment after the last row of events.jsonl."""
+    (shown,) = [event for event in sink.events if isinstance(event, End)]
+    found = re.search(r"s: ([0-9.]+)% in steps that count, ", shown.times[0])
+    assert found is not None
+    return float(found[1]) / 100
+
+
+ENDS = [MemoryError(), StorageError("the disk is full"), RuntimeError("a fault of ours")]
+
+
+@pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("batch", [2, 6])
+def test_steps_that_an_error_took_along_do_not_count(
+    tmp_path: Path, batch: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Recorder()
+    with monkeypatch.context() as patch:
+        fails_at(patch, batch, error)
+        with contextlib.suppress(RuntimeError):
+            start_attempt(tiny(tmp_path, "text"), StopRequest(), [sink])
+    (*saved, last) = told(tmp_path / "run/attempts/0001")
+    assert (saved[-1]["step"], last["event"], last["step"]) == (batch // 4 * 4, "end", batch)
+    assert last["seconds"]["steps"] == saved[-1]["seconds"]["steps"]
+    assert last["seconds"]["undone"] > 0
+    found = goodput_of(tmp_path / "run", 1)
+    assert found.seconds == pytest.approx(last["seconds"])
+    assert 0.0 < share_of(sink) <= found.share + 0.001 if batch > 4 else share_of(sink) == found.share == 0.0
+
+    again = Recorder()  # a child that ends before a checkpoint of its own has none of its parent's steps
+    with monkeypatch.context() as patch:
+        fails_at(patch, 7, error)
+        with contextlib.suppress(RuntimeError):
+            resume_attempt(tmp_path / "run", [], StopRequest(), [again])
+    if batch == 6:
+        assert share_of(again) == 0.0
+    assert go_on(tmp_path / "run").verdict == "done"
+
+
+def test_a_checkpoint_without_its_copy_in_memory_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(parts: Any) -> None:
+        if parts.state.step == 8:
+            raise MemoryError
+
+    monkeypatch.setattr(boundary, "keep_target", exhausted)
+    sink = Recorder()
+    assert start_attempt(tiny(tmp_path, "text"), StopRequest(), [sink]).verdict == "out_of_memory"
+    last = told(tmp_path / "run/attempts/0001")[-1]["seconds"]
+    assert (last["undone"], last["steps"] > 0) == (0.0, True)
+    assert 0.0 < share_of(sink) <= goodput_of(tmp_path / "run", 1).share + 0.001

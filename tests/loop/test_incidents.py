@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain import files, lineage
-from pretrain.attempt import replay_incident, resume_attempt
+from pretrain.attempt import replay_incident, resume_attempt, start_attempt
 from pretrain.attempt.replayed import Replayed
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import canonical, checkpoint, incident
@@ -19,7 +19,7 @@ from pretrain.loop import LoopParts, finish_step
 from pretrain.loop import incidents as page
 from pretrain.machine.signals import StopRequest
 from pretrain.policy.diagnosis import diagnose
-from pretrain.telemetry.sink import Event, StepRow
+from pretrain.telemetry.sink import End, Event, Note, StepRow
 from tests.loop.lineages import tree
 from tests.loop.test_rollback import QUICK, newest, rows
 from tests.tiny import Recorder, go_on, tiny, train
@@ -38,7 +38,8 @@ def found_in(run_dir: Path) -> list[Incident]:
 
 @pytest.mark.parametrize("task", ["text", "iq"])
 def test_every_incident_has_its_file(tmp_path: Path, task: str) -> None:
-    assert train(tiny(tmp_path, task, *QUICK, TWO)).verdict == "done"
+    seen = Recorder()
+    assert start_attempt(tiny(tmp_path, task, *QUICK, TWO), StopRequest(), [seen]).verdict == "done"
     found = found_in(tmp_path / "run")
     assert [(one.number, one.batch, one.action) for one in found] == [
         *((1, 31, "skip"), (2, 32, "skip"), (3, 33, "roll_back"), (4, 40, "skip"))
@@ -46,6 +47,10 @@ def test_every_incident_has_its_file(tmp_path: Path, task: str) -> None:
     assert [one.numbers.trigger for one in found] == ["loss", "loss", "loss", "non_finite_norm"]
     named = [row["incident"] for row in rows(tmp_path / "run") if row["event"] in ("skipped", "rolled_back")]
     assert named == [1, 2, 3, 3, 4]
+    texts = [note.text for note in seen.events if isinstance(note, Note) and "incident_" in note.text]
+    assert [text.rpartition(", ")[2] for text in texts] == [f"incident_{number:04d}" for number in named]
+    (end,) = [event for event in seen.events if isinstance(event, End)]
+    assert (end.incidents, end.incident) == (4, str(tmp_path / "run/attempts/0001" / incident.name_of(4)))
     manifest = json.loads((tmp_path / "run/attempts/0001/manifest.json").read_text())
     assert manifest["counts"]["incidents"] == 4
     assert sum(entry["role"] == "incident" for entry in manifest["files"]) == 4
@@ -319,6 +324,32 @@ def test_a_replay_of_something_else_is_refused(tmp_path: Path, path: str) -> Non
     train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
     with pytest.raises(ConfigError):
         replay_incident(newest(tmp_path / "run") / path)
+
+
+def test_a_replay_of_an_attempt_or_a_run_names_its_incidents(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33, nan_grad@35]"))
+    folder = newest(tmp_path / "run")
+    names = ", ".join(str(folder / incident.name_of(number)) for number in (1, 2))
+    for place in (folder, tmp_path / "run"):
+        with pytest.raises(
+            ConfigError, match=f"expected the file of an incident, found none there; there are {names}$"
+        ):
+            replay_incident(place)
+    train(tiny(tmp_path, "text", "training.max_steps=1", run="calm"))
+    with pytest.raises(ConfigError, match="there is none in"):
+        replay_incident(tmp_path / "calm")
+
+
+def test_the_evidence_of_no_cause_names_the_one_that_it_is_of(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "checkpoint.keep_every_n_steps=10", "faults.inject=[nan_grad@40]"))
+    found = replayed(tmp_path / "run", 1)
+    assert found.incident.cause == "unknown"
+    nearest = diagnose(found.incident.numbers).scores[0][0]
+    lines = found.text().splitlines()
+    assert ", which must be finite; step 40, batch 40; phase " in lines[0]
+    assert lines[2].startswith(f"  for {nearest}, which comes nearest: ")
+    assert lines[3].startswith(f"  against {nearest}, which comes nearest: ")
+    assert "pretrain replay" not in lines[4]
 
 
 def test_a_replay_refuses_other_data_and_altered_records(tmp_path: Path) -> None:

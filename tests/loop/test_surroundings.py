@@ -11,6 +11,7 @@ from pretrain.attempt import start_attempt
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Event
+from tests.loop.lineages import tree
 from tests.tiny import Recorder, go_on, resume_attempt, tiny, train
 
 
@@ -65,6 +66,28 @@ def test_a_run_below_its_own_data_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="would become data"):
         train(tiny(tmp_path, "text", override, run="texts/runs/a"))
     assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a.txt"]
+
+
+def test_a_csv_below_the_data_of_the_run_is_refused(tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("abc " * 500)
+    overrides = (f"data.train.letters.path={tmp_path}/texts", f"telemetry.csv_log_path={tmp_path}/texts/log.csv")
+    with pytest.raises(ConfigError, match=r"telemetry.csv_log_path: .* would become data"):
+        train(tiny(tmp_path, "text", *overrides))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "override", ["telemetry.csv_log_path=%s/telemetry.csv", "telemetry.trackers={tensorboard: {folder: %s/tb}}"]
+)
+def test_what_is_written_beside_the_files_of_another_run_is_refused(stopped: Path, tmp_path: Path, override: str):
+    other = tmp_path / "other"
+    shutil.copytree(stopped / "run", other)
+    before = tree(other)
+    with pytest.raises(ConfigError, match="lies in an attempt"):
+        train(tiny(tmp_path, "text", override % (other / "attempts/0001")))
+    assert tree(other) == before
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_csv_among_the_attempts_is_refused(stopped: Path, tmp_path: Path):

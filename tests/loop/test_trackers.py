@@ -159,7 +159,7 @@ def test_one_that_cannot_be_is_refused_before_anything_is_written(
         with pytest.raises(ConfigError, match=message):
             train(tiny(tmp_path, "text", *data, override))
     monkeypatch.setitem(TRACKERS, "tensorboard", TrackerEntry(TensorBoardSettings, Fake, "there_is_no_such_library"))
-    with pytest.raises(ConfigError, match=r"pip install 'pretrain\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[tensorboard\]' in the clone"):
         train(tiny(tmp_path, "text", "telemetry.trackers={tensorboard: {}}"))
     assert not (tmp_path / "run").exists()
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain import files
-from pretrain.errors import ConfigError, StorageError
-from pretrain.telemetry.csv_log import COLUMNS, CsvLog, cells, columns
+from pretrain.errors import BusyError, ConfigError, StorageError
+from pretrain.telemetry.csv_log import COLUMNS, CsvLog, cells, check_place, columns
 from pretrain.telemetry.sink import Begin, Note, StepRow
 
 HEADER = (
@@ -278,3 +278,28 @@ def test_closing_makes_the_rows_durable(tmp_path, monkeypatch):
     assert synced == []
     log.close()
     assert len(synced) == 1
+
+
+def test_a_log_that_another_process_writes_is_busy_until_it_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    first = CsvLog(path, COLUMNS, rotate=True)
+    for call in (CsvLog, check_place):
+        with pytest.raises(BusyError, match="another process writes it"):
+            call(path, COLUMNS, rotate=True)
+    first.close()
+    first.close()
+    check_place(path, COLUMNS, rotate=True)
+    CsvLog(path, COLUMNS, rotate=True).close()
+    assert path.read_text().count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="longer than 251 bytes"):
+        check_place(tmp_path / ("n" * 300 + ".csv"), COLUMNS, rotate=True)
+    # Root may write anywhere; on a file system that is mounted read-only it is told so as well.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written there"):
+        check_place(tmp_path / "log.csv", COLUMNS, rotate=True)
+    assert list(tmp_path.iterdir()) == []

@@ -71,11 +71,15 @@ def test_a_time_in_which_the_run_stood_still_is_no_part_of_anything():
     throughput, clock = watch()
     take(throughput, clock, 1, compute=1.0)
     take(throughput, clock, 2, compute=2.0)
-    clock.now += 1000.0
-    throughput.leave_out()
-    timing = take(throughput, clock, 3, data=0.5, compute=2.0)
+    clock.now += 1000.25
+    throughput.leave_out(1000.0)  # a quarter of a second of it is not aside
+    timing = take(throughput, clock, 3, data=0.25, compute=2.0)
     assert (timing.data_seconds, timing.compute_seconds) == (0.5, 2.0)
     assert timing.seconds_left == 7 * 2.25
+    assert timing.tokens_per_second == 300 / 5.5
+    clock.now += 3.0
+    throughput.leave_out(1000.0)  # nothing new
+    assert take(throughput, clock, 4, compute=1.0).compute_seconds == 4.0
 
 
 def test_a_clock_too_coarse_to_move_gives_no_rate():

@@ -48,6 +48,20 @@ def test_every_second_is_of_one_kind() -> None:
     assert day.found() == {"start_up": 4.0, "data": 1.0, "steps": 4.125, "validation": 8.0, "saving": 1.25}
 
 
+def test_what_passes_aside_is_of_no_step() -> None:
+    day = Day()
+    day.step(2.0)
+    assert day.spent.aside == 0.0
+    with day.spent.during("observing"):
+        day.passes(16.0)
+        assert day.spent.aside == 16.0
+    with day.spent.during("paused"):
+        day.passes(32.0)
+    day.passes(1.0)
+    assert day.spent.aside == 48.0
+    assert day.found() == {"data": 0.5, "steps": 3.0, "observing": 16.0, "paused": 32.0}
+
+
 def test_a_refused_step_is_no_step() -> None:
     day = Day()
     day.step(2.0)
@@ -84,6 +98,36 @@ def test_a_step_refused_before_going_back_stays_refused() -> None:
     day.step(2.0, data=0.0, refused=True)
     day.spent.undo(0)
     assert day.found() == {"undone": 1.0, "refused": 2.0}
+
+
+def test_steps_after_the_newest_checkpoint_are_lost_with_the_end() -> None:
+    day = Day()
+    day.step(1.0, data=0.0)
+    day.spent.lose_the_rest()
+    assert day.found() == {"undone": 1.0}  # no checkpoint of this attempt at all
+
+    day = Day()
+    day.save(0, 0.0)
+    day.step(1.0, data=0.0)
+    day.save(1, 0.0)
+    day.step(2.0, data=0.0, refused=True)
+    day.step(4.0)
+    day.step(8.0)
+    day.spent.lose_the_rest()
+    day.passes(16.0)  # writing down that it ended
+    day.spent.lose_the_rest()
+    assert day.found() == {"steps": 1.0, "refused": 2.0, "data": 1.0, "undone": 28.0}
+
+
+def test_what_a_rollback_removed_is_no_checkpoint_at_the_end() -> None:
+    day = Day()
+    for step in (1, 2):
+        day.step(1.0, data=0.0)
+        day.save(step, 0.0)
+    day.spent.undo(1)
+    day.step(2.0, data=0.0)
+    day.spent.lose_the_rest()
+    assert day.found() == {"steps": 1.0, "undone": 3.0}
 
 
 def test_an_error_inside_ends_its_kind() -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.telemetry.sink import Begin, Event, MonitorShown, Note, StepRow, ValidationShown, WentBack
-from pretrain.telemetry.trackers import TRACKERS, TrackerEntry, check_installed, feed
+from pretrain.telemetry.trackers import TRACKERS, TrackerEntry, check_installed, feed, places
 from pretrain.telemetry.trackers.feed import Feed, row_of
+from pretrain.telemetry.trackers.tensorboard import TensorBoardSettings
+from pretrain.telemetry.trackers.wandb import WandbSettings
 
 PATIENCE_SECONDS = 30
 
@@ -191,6 +193,16 @@ def test_one_that_is_slow_loses_rows_and_no_word_of_going_back(monkeypatch: pyte
     assert fed.told[1:] == ["telemetry.trackers.fake: was too slow; 7 rows were dropped"]
 
 
+def test_what_shows_the_rows_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "a b"
+    assert places({"tensorboard": TensorBoardSettings(), "wandb": WandbSettings()}, run) == [
+        ("tensorboard", f"tensorboard --logdir '{run}/tensorboard'"),
+        ("wandb", f"wandb sync '{run}/wandb'/offline-run-*"),
+    ]
+    assert places({"tensorboard": TensorBoardSettings(folder="curves")}, run)[0][1] == "tensorboard --logdir curves"
+    assert places({"wandb": WandbSettings(mode="online")}, run) == [("wandb", "online, project pretrain")]
+
+
 def test_a_missing_library_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "only_a_folder").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
@@ -198,7 +210,7 @@ def test_a_missing_library_is_refused_with_the_extra_to_install(monkeypatch: pyt
     for library in ("there_is_no_such_library", "only_a_folder"):
         monkeypatch.setitem(TRACKERS, "fake", TrackerEntry(dict, Fake, library))
         with pytest.raises(
-            ConfigError, match=rf"trackers\.fake: the library {library} is missing: pip install 'pretrain\[f"
+            ConfigError, match=rf"trackers\.fake: the library {library} is missing: pip install -e '\.\[fake\]'"
         ):
             check_installed(["fake"])
     check_installed([])

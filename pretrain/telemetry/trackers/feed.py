@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from pretrain.machine import leaving
 from pretrain.telemetry.csv_log import cells
 from pretrain.telemetry.sink import Event, MonitorShown, StepRow, ValidationShown, WentBack
 from pretrain.telemetry.trackers.tracker import Tracker
@@ -73,7 +74,8 @@ class Feed:
         self._given, self._shown, self._dropped = 0, 0, 0
         self._failure: str | None = None
         self._is_off, self._is_given_up = False, False
-        # A daemon, so that one that hangs does not keep the process.
+        # Neither its thread nor what its library does at the end of the process may keep that.
+        leaving.expect_guest(name)
         self._thread = threading.Thread(target=self._feed, name=f"tracker {name}", daemon=True)
         self._thread.start()
 

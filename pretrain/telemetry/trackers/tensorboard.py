@@ -1,5 +1,6 @@
 """TensorBoard: one folder of event files for all attempts of a run, so that a resume goes on in the same curves."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,15 @@ class TensorBoardSettings:
     folder: str | None = None
 
 
+def tensorboard_command(settings: TensorBoardSettings, run_dir: Path) -> str:
+    """Return the command that shows the curves."""
+    return f"tensorboard --logdir {shlex.quote(str(_folder(settings, run_dir)))}"
+
+
+def _folder(settings: TensorBoardSettings, run_dir: Path) -> Path:
+    return run_dir / NAME if settings.folder is None else Path(settings.folder)
+
+
 class TensorBoardTracker:
     """Writes scalars, as float32, with the library's own writer: its files are no evidence, and none of files.py.
 
@@ -30,7 +40,7 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder / NAME if settings.folder is None else Path(settings.folder)
+        folder = _folder(settings, run.folder)
         purge = run.step + 1 if run.goes_on else None
         self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=_FLUSH_SECONDS)
         self._event, self._session = Event, SessionLog

@@ -1,6 +1,6 @@
 """What a tracker is told and what it does: the one thing that a feed knows of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -46,6 +46,10 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerEntry(Entry[S, Tracker]):
-    """A row of the table of trackers; library: what `build` imports, and nothing else does."""
+    """A row of the table of trackers; library: what `build` imports, and nothing else does.
+
+    shown_by: the command that shows what it leaves, from its settings and the run's folder; None = nothing to type.
+    """
 
     library: str
+    shown_by: Callable[[S, Path], str] | None = None

@@ -1,7 +1,9 @@
 """Weights & Biases: one of its runs per attempt, in one group, offline unless it is set to go online."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pretrain.errors import ConfigError
 from pretrain.registry import limited
@@ -25,6 +27,12 @@ class WandbSettings:
     project: str = "pretrain"
     entity: str | None = None
     mode: str = limited("offline", choices=("offline", "online"))
+
+
+def wandb_command(settings: WandbSettings, run_dir: Path) -> str:
+    """Return the command that uploads what an offline run leaves."""
+    folder = shlex.quote(str(run_dir / "wandb"))
+    return f"online, project {settings.project}" if settings.mode == "online" else f"wandb sync {folder}/offline-run-*"
 
 
 class WandbTracker:
