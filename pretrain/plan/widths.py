@@ -52,7 +52,7 @@ def check_coordinates(
         raise ConfigError(f"--coordinate-check: model.name={config.model.name} has no parametrization; take decoder")
     found = width_contradictions(config.optimizer.name, config.optimizer.settings)
     if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError(*found)
     device = select_device(config.training.device)
     set_determinism(config.training.deterministic, config.training.threads)
     data = build_data(config)
