@@ -14,11 +14,12 @@ from pretrain.config.canonical import tree_of
 from pretrain.evidence.safetensors_file import Chunk, encode_header
 from pretrain.evidence.storage import DTYPE_WORDS
 from pretrain.machine import random_state
-from pretrain.machine.device import select_device
 from pretrain.models import flops_per_position, roles
 from pretrain.optimizers import flat_state
 from pretrain.policy import retention
 from pretrain.policy.cadence import is_due_or_last
+
+_CUDA_GENERATOR = 16  # bytes of its state: a seed and an offset
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Costs:
 def costs_of(config: RunConfig) -> Costs:
     """Return what a run of this config will take. The data is opened, the model and the optimizer have no values.
 
-    Raises ConfigError and DataError for what `train` would refuse with them.
+    Nor is the device asked for: a run on a GPU can be planned where there is none. Raises ConfigError and DataError for
+    what `train` would refuse with the config and the data.
     """
-    device = select_device(config.training.device)
     data = build_data(config)
     task = build_task(config, data)
     with torch.device("meta"):
@@ -99,7 +100,7 @@ def costs_of(config: RunConfig) -> Costs:
     optimizer = flat_state(build_optimizer(config, model))
     training, parameters = config.training, list(model.parameters())
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()} | optimizer
-    saved = state | random_state.capture(device)
+    saved = state | _generators(config.training.device)
     windows = training.batch_size * training.gradient_accumulation_steps
     weights = _bytes(parameters)
     positions = windows * task.max_positions
@@ -132,6 +133,12 @@ def most_checkpoints(config: RunConfig) -> int:
     kept = retention.plan(regular, (), settings, () if last % every == 0 else (last,)).keep
     could_be_best = sum(step not in kept and step > 0 and is_due_or_last(step, validate, last) for step in regular)
     return len(kept) + min(settings.num_best_checkpoints, could_be_best)
+
+
+def _generators(device: str) -> dict[str, torch.Tensor]:
+    """Return tensors as large as the states of the generators that a checkpoint holds."""
+    found = random_state.capture(torch.device("cpu"))
+    return found if device == "cpu" else found | {"rng.cuda.0": torch.empty(_CUDA_GENERATOR, dtype=torch.uint8)}
 
 
 def _by_role(model: nn.Module) -> dict[str, int]:

@@ -80,6 +80,12 @@ def test_a_model_that_no_memory_holds_is_planned_at_once(tmp_path: Path) -> None
     assert f"{costs.parameters:,}" in costs.text()
 
 
+def test_a_run_on_a_gpu_is_planned_without_one(tmp_path: Path) -> None:
+    here, there = (costs_of(tiny(tmp_path, "text", f"training.device={device}")) for device in ("cpu", "cuda"))
+    assert there.memory["rollback copies"] == here.memory["rollback copies"] + 16
+    assert there.parameters == here.parameters
+
+
 @pytest.mark.parametrize(
     ("kept", "overrides"),
     [
