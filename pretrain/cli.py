@@ -2,12 +2,11 @@
 
 import contextlib
 import errno
-import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +14,9 @@ from pretrain import __version__
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.machine import leaving
 from pretrain.machine.signals import StopRequest, ignore_stop_signals
+from pretrain.streams import give, json_text, prepare_streams, tell, written
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
     from pretrain.attempt import AttemptResult
 
 # What the system says against a path, rather than against the disk below it.
@@ -90,7 +88,7 @@ def train(
             from pretrain.config import load, to_yaml
 
             if print_config:
-                return _give(to_yaml(load(config, settings)))
+                return give(to_yaml(load(config, settings)))
             from pretrain.attempt import Words, start_attempt
             from pretrain.console import Screen
 
@@ -182,15 +180,15 @@ def verify_manifest(
                 "--sums prints checksums and checks nothing: use it without --json, --lineage and --expect-sha256"
             )
         if sums:
-            return _give(lineage.sums(path))
+            return give(lineage.sums(path))
         reports = lineage.verify_lineage(path, expect_sha256) if follow else [lineage.verify(path, expect_sha256)]
         migrated = lineage.migrations(reports[0]) if follow else []
         code = 0 if all(report.sound for report in reports) and reports[0].ok else 3
         if not json_:
             told = [lineage.migration_text(row) for row in migrated]
-            return _give("".join([*(report.text() for report in reports), *told]), code)
+            return give("".join([*(report.text() for report in reports), *told]), code)
         above = {"lineage": [report.answer() for report in reports[1:]], "migrated": migrated} if follow else {}
-        return _give(_json_text(reports[0].answer() | above), code)
+        return give(json_text(reports[0].answer() | above), code)
 
     _run(work, json_)
 
@@ -210,7 +208,7 @@ def inspect_checkpoint(
         from pretrain.evidence.inspection import as_text, inspect
 
         answer = inspect(path, compare)
-        return _give(_json_text(answer) if json_ else as_text(answer))
+        return give(json_text(answer) if json_ else as_text(answer))
 
     _run(work, json_)
 
@@ -231,7 +229,7 @@ def replay(
             from pretrain.attempt import replay_incident
 
             replayed = replay_incident(incident, overrides or [])
-        return _give(_json_text(replayed.answer()) if json_ else replayed.text())
+        return give(json_text(replayed.answer()) if json_ else replayed.text())
 
     _run(work, json_)
 
@@ -254,14 +252,14 @@ def plan(
             from pretrain.plan import plan_asked
 
             found = plan_asked(config, overrides or [], coordinate_check, widths, output)
-        return _give(_json_text(found.answer()) if json_ else found.text())
+        return give(json_text(found.answer()) if json_ else found.text())
 
     _run(work, json_)
 
 
 def _version(asked: bool) -> None:
     if asked:
-        raise typer.Exit(_give(f"pretrain {__version__}\n"))
+        raise typer.Exit(give(f"pretrain {__version__}\n"))
 
 
 @application.callback()
@@ -286,7 +284,7 @@ def _listen() -> StopRequest:
 
 
 def _answer(result: "AttemptResult", as_json: bool) -> int:
-    return _give(_json_text(result.answer()), result.exit_code, is_all=False) if as_json else result.exit_code
+    return give(json_text(result.answer()), result.exit_code, is_all=False) if as_json else result.exit_code
 
 
 def _run(work: Callable[[], int], as_json: bool) -> None:
@@ -304,10 +302,10 @@ def _run(work: Callable[[], int], as_json: bool) -> None:
 
 def _refuse(error: PretrainError, as_json: bool) -> int:
     """Tell why, and return the exit code, which stands whether or not anybody could be told."""
-    _tell(str(error))
+    tell(str(error))
     if as_json:
         answer = {"verdict": error.verdict, "exit_code": error.exit_code, "reason": str(error)}
-        _written(sys.stdout, _json_text(answer))
+        written(sys.stdout, json_text(answer))
     return error.exit_code
 
 
@@ -320,98 +318,17 @@ def _fault_of(error: OSError) -> PretrainError:
     return ConfigError(text) if error.errno in _OF_A_PATH else StorageError(text)
 
 
-# --- what is printed -----------------------------------------------------------------------------------
-
-
-def _give(text: str, code: int = 0, *, is_all: bool = True) -> int:
-    """Print an answer and return the exit code of the work, or 6 where the answer was all of it and is lost."""
-    fault = _written(sys.stdout, text)
-    if fault is None:
-        return code
-    _tell(f"stdout: the answer cannot be written: {fault}")
-    return StorageError.exit_code if is_all and code == 0 else code
-
-
-def _tell(text: str) -> None:
-    """Say something on stderr, if there is one."""
-    _written(sys.stderr, f"pretrain: {text}\n")
-
-
-def _written(stream: TextIO | None, text: str) -> str | None:
-    """Write all of `text` now; returns why that cannot be, and then the stream is closed, so that no exit retries."""
-    if stream is None:
-        return "it is closed"
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            stream.close()
-        return (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return None
-
-
-def _json_text(answer: Mapping[str, Any]) -> str:
-    """One JSON object in the spelling of every record, or in ASCII where stdout cannot hold that."""
-    from pretrain.evidence import canonical
-
-    text = canonical.encode(_unicode(answer)).decode()
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        import json
-
-        return "".join(letter if letter.isascii() else json.dumps(letter)[1:-1] for letter in text)
-    return text
-
-
-def _unicode(value: Any) -> Any:
-    """The same value, its texts with the bytes escaped that are no UTF-8, as a path may have them."""
-    from pretrain.evidence import canonical
-
-    if isinstance(value, str):
-        return canonical.unicode(value)
-    if isinstance(value, Mapping):
-        return {_unicode(key): _unicode(item) for key, item in value.items()}
-    return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class _Forgiving(io.FileIO):
-    """A descriptor that takes whatever is written: what the reader, the disk or the terminal refuses is lost."""
-
-    def write(self, data: "ReadableBuffer", /) -> int:
-        try:
-            return super().write(data) or memoryview(data).nbytes
-        except OSError:
-            return memoryview(data).nbytes
-
-
-def _prepare_streams() -> None:
-    """See that no output raises for what it holds, and none that goes to stderr for any reason."""
-    with contextlib.suppress(OSError):
-        # A file that is opened later must not get the number of a stream that was closed, and a library's words.
-        while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:
-            pass
-        os.close(descriptor)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        raw = io.BufferedWriter(_Forgiving(sys.stderr.fileno(), "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
-
-
 def main() -> None:
     """Run the command that the arguments name; once it has ended, nothing changes its exit code or keeps the process.
 
     A signal is ignored then, and the end of a tracker's library is not waited for.
     """
     leaving.forget_guests()
-    _prepare_streams()
+    prepare_streams()
     try:
         application()
     except OSError as error:  # of the text of --help: a command's own faults have become exit codes
-        _tell(f"stdout: the answer cannot be written: {error.strerror or error}")
+        tell(f"stdout: the answer cannot be written: {error.strerror or error}")
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.close()
         raise SystemExit(StorageError.exit_code) from None
