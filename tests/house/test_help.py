@@ -27,5 +27,5 @@ def test_help_imports_no_torch(record_property: Callable[[str, object], None]) -
     of_ours = {name for name in answer["modules"] if name.startswith("pretrain.")}
     assert of_ours == {
         *("pretrain.cli", "pretrain.errors", "pretrain.machine", "pretrain.machine.leaving"),
-        "pretrain.machine.signals",
+        *("pretrain.machine.signals", "pretrain.streams"),
     }
