@@ -36,9 +36,9 @@ def test_an_expert_is_dead_once_however_often_the_alarm_comes() -> None:
 @pytest.mark.parametrize(
     ("loss", "share", "dead", "idle", "expected"),
     [
-        (1.0, 0.9, 0, 3, [True] * 4),
-        (1.2, 0.9, 0, 3, [False, True, True, True]),
-        (1.0, 0.2, 1, 0, [True, False, False, False]),
+        (1.0, 0.9, 0, 3, [True] * 3),
+        (1.2, 0.9, 0, 3, [False, True, True]),
+        (1.0, 0.2, 1, 0, [True, False, False]),
     ],
 )
 def test_what_is_shown(loss: float, share: float, dead: int, idle: int, expected: list[bool]) -> None:
