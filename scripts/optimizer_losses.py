@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 64
 CONFIG = f"""
 run: {{dir: named-by-the-script}}
-training: {{max_steps: 300, batch_size: 8, threads: 1}}
+training: {{max_steps: 600, batch_size: 8, threads: 1}}
 task: {{name: text}}
 data:
-  sequence_length: 128
+  sequence_length: 64
   train: {{pydoc: {{source: text, path: "builtin:pydoc", span: [0.0, 0.9]}}}}
   validation: {{pydoc: {{source: text, path: "builtin:pydoc", span: [0.9, 1.0]}}}}
 model: {{name: decoder, width: {WIDTH}, layers: 2, heads: 4, kv_heads: 4}}
@@ -90,11 +90,11 @@ def _galore(part: int) -> tuple[Setting, ...]:
 
 
 def _apollo(part: int) -> tuple[Setting, ...]:
-    return tuple(Setting(1.0e-2, (f"rank={WIDTH // part}", f"update_interval={interval}")) for interval in (200, 50))
+    return tuple(Setting(5.0e-3, (f"rank={WIDTH // part}", f"update_interval={interval}")) for interval in (200, 50))
 
 
 OPTIMIZERS: Mapping[str, tuple[Setting, ...]] = {
-    "adamw": (Setting(3.0e-3),),
+    "adamw": (Setting(1.5e-3),),
     "galore-half": _galore(2),
     "galore-quarter": _galore(4),
     "apollo-half": _apollo(2),
@@ -102,7 +102,7 @@ OPTIMIZERS: Mapping[str, tuple[Setting, ...]] = {
     "apollo_mini": (Setting(3.0e-3),),
     "adafactor": (Setting(3.0e-2),),
     "muon": (Setting(3.0e-3),),
-    "lion": (Setting(1.0e-3),),
+    "lion": (Setting(5.0e-4),),
     "sgd": (Setting(0.1),),
 }
 OPTIMIZER_CLASS = {
@@ -239,7 +239,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> int:
     """Run what is missing, print the table, and return the exit code: 1 where a bar is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", action="append", choices=list(OPTIMIZERS), help="may be given more than once")
     parser.add_argument("--workers", type=int, default=2)
