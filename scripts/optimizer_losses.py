@@ -1,11 +1,10 @@
 """Train one small model on real text by every optimizer, and compare their losses on the held-out tenth.
 
-Every optimizer takes the same steps of the same batches, with one update size for all parameters and with attention and
-feed-forward matrices at a quarter of it: by GaLore's and APOLLO's own scale, and by `optimizer.groups` for the others.
-GaLore and APOLLO also refresh more often. Each setting has four rates, one twice the other, and further ones while the
-best is at an end, on the first seed; the other seeds are run at the best setting and rate alone. What has been run is
-kept, so that the script can be stopped and started again, and run again where its settings or the code of the
-optimizers are others.
+Every optimizer takes the same steps of the same batches, at the best of four rates, one twice the other, and of further
+ones while the best is at an end of them. AdamW, GaLore and APOLLO are tried with the update of attention and feed-forward
+matrices whole and at a quarter: by the `scale` of the latter two, and for AdamW by `optimizer.groups`. All of this is on
+the first seed; the other seeds are run at the best setting and rate alone. What has been run is kept, so that the script
+can be stopped and started again, and is run again where its settings or the code of the optimizers are others.
 """
 
 import argparse
@@ -82,37 +81,28 @@ class Figures:
     projected: int
 
 
-def _apart(lr: float) -> tuple[Setting, Setting]:
-    """One rate for all, from the grid at `lr`, and hidden matrices at a quarter of the rate of all else."""
-    quarter = tuple(f"groups.{role}.lr_multiplier=0.25" for role in ("attention", "feed_forward"))
-    return Setting(lr), Setting(4 * lr, quarter)
+QUARTER = tuple(f"groups.{role}.lr_multiplier=0.25" for role in ("attention", "feed_forward"))
 
 
-def _galore(part: int) -> tuple[Setting, ...]:
-    rank = f"galore_rank={WIDTH // part}"
-    return tuple(
-        Setting(lr, ("use_galore=true", rank, f"galore_scale={scale}", f"galore_update_interval={interval}"))
-        for lr, scale, interval in ((3.0e-3, 1.0, 200), (1.2e-2, 0.25, 200), (1.2e-2, 0.25, 50))
-    )
+def _galore(part: int, interval: int = 200) -> tuple[Setting, ...]:
+    keys = ("use_galore=true", f"galore_rank={WIDTH // part}", f"galore_update_interval={interval}")
+    return Setting(3.0e-3, (*keys, "galore_scale=1.0")), Setting(1.2e-2, (*keys, "galore_scale=0.25"))
 
 
-def _apollo(part: int) -> tuple[Setting, ...]:
-    rank = f"rank={WIDTH // part}"
-    return tuple(
-        Setting(lr, (rank, f"scale={scale}", f"update_interval={interval}"))
-        for lr, scale, interval in ((5.0e-3, 1.0, 200), (1.2e-2, 0.25, 200), (1.2e-2, 0.25, 50))
-    )
+def _apollo(part: int, interval: int = 200) -> tuple[Setting, ...]:
+    keys = (f"rank={WIDTH // part}", f"update_interval={interval}")
+    return Setting(5.0e-3, (*keys, "scale=1.0")), Setting(1.2e-2, (*keys, "scale=0.25"))
 
 
 OPTIMIZERS: Mapping[str, tuple[Setting, ...]] = {
-    "adamw": _apart(3.0e-3),
+    "adamw": (Setting(3.0e-3), Setting(1.2e-2, QUARTER)),
     "galore-half": _galore(2),
     "galore-quarter": _galore(4),
     "apollo-half": _apollo(2),
     "apollo-quarter": _apollo(4),
     "apollo_mini": (Setting(3.0e-3), Setting(1.2e-2, (f"scale={math.sqrt(128) / 4}",))),
-    "muon": _apart(3.0e-3),
-    "lion": _apart(5.0e-4),
+    "muon": (Setting(3.0e-3),),
+    "lion": (Setting(5.0e-4),),
     "adafactor": (Setting(3.0e-2),),
     "sgd": (Setting(0.1),),
 }
