@@ -3,8 +3,8 @@
 Every optimizer takes the same steps of the same batches, at the best of four rates, one twice the other, and of further
 ones while the best is at an end of them. AdamW and GaLore are tried with the update of attention and feed-forward
 matrices whole and at a quarter, by `optimizer.groups` and by `galore_scale`, and APOLLO with it whole and twice as
-large. All of this is on the first seed; the other seeds are run at the best setting and rate alone. What has been run is
-kept, so that the script can be stopped and started again, and is run again where its settings or the code of the
+large. All of this is on the first seed; the other seeds are run at the best setting and rate alone. What has been run
+is kept, so that the script can be stopped and started again, and is run again where its settings or the code of the
 optimizers are others.
 """
 
