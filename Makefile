@@ -60,7 +60,7 @@ incidents: install
 kill-lineage: install
 	$(BIN)/python scripts/kill_lineage.py --kills 30
 
-# About an hour on two cores; what has been run is kept below runs, and only what is missing is run again.
+# Some eighty runs of 8 s of a core each; what has been run is kept below runs, and only what is missing is run again.
 optimizers: install
 	$(BIN)/python scripts/optimizer_bytes.py --vocabulary 50257
 	$(BIN)/python scripts/optimizer_losses.py --kept $(RUNS)/optimizer-losses
