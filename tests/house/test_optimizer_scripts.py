@@ -84,7 +84,7 @@ def test_a_run_is_made_once_and_kept(of_losses: ModuleType, tmp_path: Path, monk
 def test_every_optimizer_stands_at_its_best_rate(
     of_losses: ModuleType, call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GaLore's is past the end of the grids of two of its settings, and is found there; SGD loses a seed."""
+    """GaLore's is past the end of the grid of one of its settings, and is found there; SGD loses a seed."""
     made = []
 
     def measure(run: Any, steps: int, kept: Path) -> Any:
@@ -104,7 +104,7 @@ def test_every_optimizer_stands_at_its_best_rate(
     assert (adamw["lr"], adamw["ratio"], adamw["bar"]) == (3.0e-3, 1.0, None)
     assert adamw["losses"] == pytest.approx([1.91, 1.92])
     assert galore["lr"] == pytest.approx(24.0e-3)
-    assert [one["lr"] for one in galore["by_setting"]] == pytest.approx([24.0e-3] * 3)
+    assert [one["lr"] for one in galore["by_setting"]] == pytest.approx([24.0e-3] * 2)
     assert galore["ratio"] == pytest.approx(2.015 / 1.915)
     assert (galore["projected"], galore["bar"]) == (80, 1.03)
     assert (sgd["losses"], sgd["mean"], sgd["ratio"]) == ([3.01, None], None, None)
