@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 RUNS   ?= runs
 SEED   ?= 2
 
-.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench incidents kill-lineage clean
+.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench incidents kill-lineage optimizers clean
 
 install: $(VENV)/.installed
 develop: $(VENV)/.developed
@@ -59,6 +59,11 @@ incidents: install
 
 kill-lineage: install
 	$(BIN)/python scripts/kill_lineage.py --kills 30
+
+# Some eighty runs of 8 s of a core each; what has been run is kept below runs, and only what is missing is run again.
+optimizers: install
+	$(BIN)/python scripts/optimizer_bytes.py --vocabulary 50257
+	$(BIN)/python scripts/optimizer_losses.py --kept $(RUNS)/optimizer-losses
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
