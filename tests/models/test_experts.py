@@ -34,7 +34,7 @@ CASES = (
 
 def layer(settings: ExpertSettings, activation: str = "swiglu", seed: int = 1) -> Mixture:
     made = Mixture(WIDTH, FFN, activation, settings)
-    initialize(made, 0.5, 2, torch.Generator().manual_seed(seed))
+    initialize(nn.ModuleDict({"mlp": made}), 0.5, 2, torch.Generator().manual_seed(seed))
     bias = made.gate.e_score_correction_bias
     if bias is not None:
         bias.copy_(torch.linspace(0.3, -0.3, len(bias)))
