@@ -285,15 +285,21 @@ def table(found: GuardCost, threads: int) -> str:
     )
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.guard_cost", description=__doc__)
+def words_of(benchmark: str, description: str | None) -> argparse.Namespace:
+    """Read `--json` and `--threads`, and take so many threads."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads (default 1)")
     arguments = parser.parse_args()
     if arguments.threads < 1:
         parser.error("expected at least 1 thread")
     torch.set_num_threads(arguments.threads)
+    return arguments
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = words_of("guard_cost", __doc__)
     with TemporaryDirectory() as folder:
         found = measure(Path(folder) / "run", arguments.threads)
     print(json.dumps({"guard_cost": dataclasses.asdict(found)}) if arguments.json else table(found, arguments.threads))

@@ -1,6 +1,5 @@
 """What all monitors at their usual cadence add to a step of a model of ten million parameters, and what they do off."""
 
-import argparse
 import dataclasses
 import json
 import os
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.added_work import REFERENCE_SECONDS, Piece
-from benchmarks.guard_cost import Cost, Steps, cost_of, run_config
+from benchmarks.guard_cost import Cost, Steps, cost_of, run_config, words_of
 from benchmarks.stopwatch import Stopwatch
 from pretrain.attempt import start_attempt
 from pretrain.loop import boundary
@@ -108,13 +107,7 @@ def table(found: MonitorCost, threads: int) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.monitor_cost", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads (default 1)")
-    arguments = parser.parse_args()
-    if arguments.threads < 1:
-        parser.error("expected at least 1 thread")
-    torch.set_num_threads(arguments.threads)
+    arguments = words_of("monitor_cost", __doc__)
     with TemporaryDirectory() as folder:
         on, off = (measure(Path(folder) / str(is_on), arguments.threads, on=is_on) for is_on in (True, False))
         parameters = _parameters(Path(folder) / "True")

@@ -71,7 +71,9 @@ class CsvLog:
             if keep == 0:
                 self._appender.append(header)
         except BaseException:  # There is no object yet whose owner could close it.
-            self._lock.release()
+            with self._lock:
+                if self._appender is not None:
+                    self._appender.close()
             raise
 
     def emit(self, event: Event) -> None:

@@ -1,7 +1,8 @@
 """What a test does to a run in this process: watch what it reads, poison a batch, send a signal at any moment."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,23 @@ class Moments:
         if isinstance(run, Path):
             return resume_attempt(run, [], self.stop, [self])
         return start_attempt(run, self.stop, [self])
+
+
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
+    """Within this block a run ends where it comes to `name`, as by SIGKILL: nothing is put on record."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(name, kill)
+        patch.setattr("pretrain.attempt.run.record_outcome", lambda *_: None)
+        with pytest.raises(Killed):
+            yield
 
 
 def newest_attempt(run: Path) -> Path:

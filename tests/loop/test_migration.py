@@ -14,7 +14,7 @@ from pretrain.evidence import canonical, checkpoint
 from pretrain.machine.signals import StopRequest
 from tests.cli.calling import contents, pretrain
 from tests.loop.lineages import end_of
-from tests.loop.probes import last_record, newest_attempt
+from tests.loop.probes import killed_at, last_record, newest_attempt
 from tests.loop.states import States
 from tests.tiny import Recorder, go_on, resume_attempt, tiny, train
 
@@ -105,17 +105,8 @@ def test_a_cool_down_killed_before_its_first_checkpoint_is_migrated_again(
     whole = shutil.copytree(run, tmp_path / "whole")
     cool(whole)
 
-    class Killed(BaseException):
-        pass
-
-    def kill(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pretrain.attempt.run.train", kill)
-        patch.setattr("pretrain.attempt.run.record_outcome", lambda *_: None)
-        with pytest.raises(Killed):
-            cool(run)
+    with killed_at(monkeypatch, "pretrain.attempt.run.train"):
+        cool(run)
     assert not (run / "attempts/0002/checkpoints").exists()
     assert rows(run, "migrated")
     assert go_on(run).verdict == "done"

@@ -15,6 +15,7 @@ from pretrain.evidence import checkpoint
 from pretrain.machine.signals import StopRequest
 from tests.cli.calling import flip, pretrain
 from tests.loop.lineages import end_of
+from tests.loop.probes import killed_at
 from tests.tiny import Recorder, go_on, tiny, train
 
 SMALL = ("model.layers=1", "training.max_steps=6", "training.gradient_accumulation_steps=1")
@@ -39,17 +40,8 @@ def model_of(place: Path) -> dict[str, torch.Tensor]:
 
 
 def kill_before_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pretrain.attempt.run.save", kill)
-        patch.setattr("pretrain.attempt.run.record_outcome", lambda *_: None)
-        with pytest.raises(Killed):
-            train(config)
+    with killed_at(monkeypatch, "pretrain.attempt.run.save"):
+        train(config)
 
 
 @pytest.mark.parametrize("below", ["", "attempts/0001", "attempts/0001/checkpoints/step_00000006"])

@@ -303,3 +303,17 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is(
     with pytest.raises(ConfigError, match="cannot be written there"):
         check_place(tmp_path / "log.csv", COLUMNS, rotate=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_cannot_be_begun_holds_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(files.System):
+        def write(self, fd: int, data: memoryview) -> int:
+            raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system", Full())
+        with pytest.raises(StorageError, match="No space left"):
+            CsvLog(tmp_path / "log.csv", COLUMNS, rotate=True)
+    assert len(os.listdir("/proc/self/fd")) == before
+    CsvLog(tmp_path / "log.csv", COLUMNS, rotate=True).close()
