@@ -33,8 +33,8 @@ from pretrain.telemetry.sink import Event, StepRow
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart-text.yaml"
 MODEL = ("model.width=320", "model.layers=8", "model.heads=5", "model.kv_heads=5")
 # Until the windows of loss and gradient are full, and the update norm, seen now and then, is judged as well.
-WARM_STEPS = 170
-STEPS = 160
+WARM_STEPS = 7 * UPDATE_EVERY_N_STEPS
+STEPS = 5 * UPDATE_EVERY_N_STEPS
 COPY_EVERY_N_STEPS = 20
 ADDED_BAR, COPIES_BAR = 0.015, 0.01
 

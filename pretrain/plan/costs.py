@@ -117,7 +117,7 @@ def costs_of(config: RunConfig) -> Costs:
             "gradients": weights,
             "optimizer": _bytes(optimizer.values()),
             "rollback copies": config.spikes.targets_in_memory * _bytes(saved.values()),
-            # The update norm of every 20th step takes a copy, which stays on a CPU.
+            # The update norm of every 32nd step takes a copy, which stays on a CPU.
             "update norm": weights,
         },
         checkpoint_bytes=_file_bytes(saved),

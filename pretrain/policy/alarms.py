@@ -8,7 +8,7 @@ from typing import Literal
 from pretrain.policy.spikes import SIGNALS, Spike, SpikeSettings, SpikeState, Values, threshold_of
 
 # An alarm is cleared by the first observation at least this many steps after the newest one that stood out: the
-# twentieth of a signal that is seen at every step, the first of the update norm, which is measured every twentieth.
+# twentieth of a signal that is seen at every step, the first of the update norm, which is measured every 32nd.
 CLEAR_AFTER_STEPS = 20
 
 

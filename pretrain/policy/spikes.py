@@ -25,9 +25,9 @@ _MIDDLE = 0.6745 * math.sqrt(1.5)
 _LEAST_SCALE: Mapping[Signal, float] = {"loss": 0.025, "gradient": 0.5, "update": 0.3}
 # The update norm takes a copy of the parameters, which costs more than the update: it is measured every so many steps.
 # No setting of the telemetry moves it, since it stands in the metric stream and can decide.
-UPDATE_EVERY_N_STEPS = 20
+UPDATE_EVERY_N_STEPS = 32
 # No signal is judged by fewer values than this; the update norm is seen seldom, and varies least.
-_LEAST_KNOWN: Mapping[Signal, int] = {"loss": 16, "gradient": 16, "update": 8}
+_LEAST_KNOWN: Mapping[Signal, int] = {"loss": 16, "gradient": 16, "update": 6}
 _LAST = 16
 _SMALLEST = 1e-300
 
