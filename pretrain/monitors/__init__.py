@@ -19,7 +19,7 @@ class Cadence:
 class MonitorSettings:
     """What is watched beside loss and norms; each writes a row of the metric stream, and raises alarms of its own.
 
-    blocks: gradient, parameter and update norm of every residual block; usually every 32 steps, as the update norm of the run.
+    blocks: gradient, parameter and update norm of every residual block; usually every 32 steps.
     activations: root mean square and largest magnitude of what every block writes; usually every 20.
     attention: entropy and largest logit of every attention layer, of one sequence; usually every 100.
     experts: the load of every expert of each router, and how even the loads are; usually every 20.
