@@ -6,7 +6,8 @@ TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 RUNS   ?= runs
 SEED   ?= 2
 
-.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench incidents kill-lineage optimizers clean
+.PHONY: install develop quickstart quickstart-iq adsb test check fast lint bench drill incidents kill-lineage optimizers
+.PHONY: clean
 
 install: $(VENV)/.installed
 develop: $(VENV)/.developed
@@ -52,6 +53,10 @@ bench: install
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.guard_cost
 	$(BIN)/python -m benchmarks.monitor_cost
+
+# Every fault at every point that can be made here, each followed by a recovery; a quick part runs with the tests.
+drill: develop
+	$(BIN)/python -m tests.drill
 
 # A quarter to half an hour on two cores: six causes made in 40 runs each, and 50,000 healthy steps.
 incidents: install

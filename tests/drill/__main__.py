@@ -1,0 +1,55 @@
+"""python -m tests.drill: go through every layer, print a row for each, and end with 1 where anything was lost."""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.drill.layers import LAYERS
+from tests.drill.run import HEADER, drill
+
+
+def main() -> int:
+    """Read the words of the command line, drill, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.drill", description=__doc__)
+    parser.add_argument("--layer", action="append", choices=[layer.name for layer in LAYERS], help="only this one")
+    parser.add_argument("--quick", action="store_true", help="the part of each layer that runs with the tests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--point", action="append", default=[], help="only this one, of one layer")
+    parser.add_argument("--keep", action="store_true", help="leave the folders of bad points, and say where")
+    parser.add_argument("--list", action="store_true", help="print the names of the points, and make no fault")
+    arguments = parser.parse_args()
+    if arguments.point and len(arguments.layer or ()) != 1:
+        parser.error("--point needs the one --layer that it belongs to")
+    chosen = [layer for layer in LAYERS if not arguments.layer or layer.name in arguments.layer]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    folder = Path(tempfile.mkdtemp(prefix="drill-"))
+    whole, done = not arguments.quick, []
+    if arguments.list:
+        for layer in chosen:
+            with layer.open(folder, arguments.seed) as faults:
+                for point in faults.points(whole=whole):
+                    print(f"{layer.name} {point}")
+        return 0
+    print(HEADER)
+    for layer in chosen:
+        found = drill(
+            layer, folder / layer.name, arguments.seed, whole=whole, only=arguments.point, keep=arguments.keep
+        )
+        print(found.line(), flush=True)
+        done.append(found)
+    wrong = [one for found in done for one in found.wrong]
+    seconds = sum(found.seconds for found in done)
+    print(f"{'all':<5} {sum(found.points for found in done):>7} {len(wrong):>5} {seconds:>9.1f} {arguments.seed:>5}")
+    for one in wrong:
+        print(f"\nWRONG {one.layer} {one.point}: {one.what}")
+        if one.point:
+            print(f"again: {one.command}")
+    if arguments.keep and wrong:
+        print(f"\nkept: {folder}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
