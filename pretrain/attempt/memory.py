@@ -32,6 +32,10 @@ def remedy(config: RunConfig) -> str:
             f"training.batch_size={rows // factor} training.gradient_accumulation_steps={times * factor}, which takes "
             f"the same {rows * times} windows a step"
         )
+    if config.training.activation_checkpointing != "full":
+        ways.append("training.activation_checkpointing=full, which makes activations again in the backward pass")
+    if getattr(config.task.settings, "chunk_tokens", None) == 0:
+        ways.append("task.chunk_tokens=1024, which makes logits for so many positions at a time")
     ways.append(f"a shorter data.sequence_length than {length}")
     if scored is not None and scored > rows:
         ways.append(f"validation.batch_size={rows}")

@@ -45,10 +45,20 @@ DRAWING = ("model.dropout=0.1", "training.activation_checkpointing=selective", "
 EXPERTS = ("model.experts={count: 5, balance: 0.01, auxiliary_weight: 0.01}", "training.activation_checkpointing=full")
 FEATURES = {"dropout": DRAWING, "experts": EXPERTS}
 CASES = [*KINDS, *(("loss", features, 1) for features in FEATURES.values())]
+# GaLore is no row of its own; its refresh falls into the steps before and behind a rejected one.
+GALORE = "optimizer.use_galore=true optimizer.galore_rank=2 optimizer.galore_update_interval=2"
+OPTIMIZER_ROWS = {
+    **{name: (f"optimizer.optimizer_class={name}",) for name in OPTIMIZERS},
+    **{
+        f"{name}_galore": (f"optimizer.optimizer_class={name}", *GALORE.split())
+        for name, entry in OPTIMIZERS.items()
+        if hasattr(entry.settings(), "use_galore")
+    },
+}
 # The first optimizer under all conditions, and every other one under one of them: a rejected step reaches none.
 CONDITIONS = [
     (optimizer, precision, micro_batches)
-    for optimizer, precision, micro_batches in itertools.product(OPTIMIZERS, PRECISIONS, (1, 4))
+    for optimizer, precision, micro_batches in itertools.product(OPTIMIZER_ROWS, PRECISIONS, (1, 4))
     if optimizer == next(iter(OPTIMIZERS)) or (precision, micro_batches) == ("float32", 4)
 ]
 MOVED = {"state.batch", "loader"}
@@ -120,7 +130,7 @@ def test_a_rejected_step_changes_nothing_but_the_position_and_the_record(
         f"training.max_steps={steps}",
         f"training.precision={precision}",
         f"training.gradient_accumulation_steps={micro_batches}",
-        f"optimizer.optimizer_class={optimizer}",
+        *OPTIMIZER_ROWS[optimizer],
     )
     poisoned = run(tmp_path, "poisoned", overrides, places, set())
     assert [number for number, (action, _) in enumerate(poisoned.found[1:]) if action == "skip"] == rejected

@@ -100,7 +100,12 @@ def test_other_faults_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.M
         (("training.batch_size=16",), "training.batch_size=8 training.gradient_accumulation_steps=4, which takes the "),
         (("training.batch_size=15",), "training.batch_size=5 training.gradient_accumulation_steps=6, which takes the "),
         (("training.batch_size=7",), "training.batch_size=1 training.gradient_accumulation_steps=14, which takes "),
-        (("training.batch_size=1",), "start another run with a shorter data.sequence_length than 16, or a smaller"),
+        (("training.batch_size=1",), "start another run with training.activation_checkpointing=full, which makes"),
+        (
+            ("training.batch_size=1", "training.activation_checkpointing=full", "task.chunk_tokens=64"),
+            "start another run with a shorter data.sequence_length than 16, or a smaller model",
+        ),
+        (("training.activation_checkpointing=full",), "task.chunk_tokens=1024, which makes logits for so many"),
         (("validation.batch_size=8",), "or validation.batch_size=2, or"),
     ],
 )
