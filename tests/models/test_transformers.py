@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+import transformers
 
 from pretrain.batch import InputSpec
 from pretrain.models import DecoderSettings, ExpertSettings, build_decoder
 
-transformers = pytest.importorskip("transformers", reason="a comparison for those who have it")
-safetensors = pytest.importorskip("safetensors.torch", reason="a comparison for those who have it")
+# Of its own code and that of what it imports.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 VOCABULARY, POSITIONS = 37, 12
