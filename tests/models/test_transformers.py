@@ -102,7 +102,7 @@ def test_experts_load_from_a_published_layout_and_give_the_same_logits(top_k: in
     )
     config.save_pretrained(tmp_path)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    safetensors.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     other, found = transformers.Qwen3MoeForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
