@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +95,8 @@ def train(
 
             resolved = load(config, settings)
         with Screen(quiet=quiet) as screen:
-            return _answer(start_attempt(resolved, stop, [screen], Words(profile, memory_snapshot)), json_)
+            stalled = partial(_answer, as_json=json_)
+            return _answer(start_attempt(resolved, stop, [screen], Words(profile, memory_snapshot), stalled), json_)
 
     _run(work, json_)
 
@@ -148,6 +150,7 @@ def resume(
                 stop,
                 [screen],
                 Words(profile, memory_snapshot),
+                partial(_answer, as_json=json_),
                 require_bit_exact=require_bit_exact,
                 expect_sha256=expected,
                 step=checkpoint,

@@ -86,6 +86,17 @@ class BusyError(PretrainError):
     exit_code = 7
 
 
+class StalledError(PretrainError):
+    """Nothing has moved for as long as the watchdog waits."""
+
+    exit_code = 8
+    verdict = "stalled"
+    advice = (
+        "see to what the reason and the stacks on stderr say it hangs on, or raise training.watchdog_timeout_seconds; "
+        "resume goes on to the same bytes"
+    )
+
+
 class OutOfMemoryRunError(PretrainError):
     """The memory of the device or of the host does not suffice for what the run does."""
 

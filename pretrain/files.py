@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from pretrain import progress
 from pretrain.errors import BusyError, IntegrityError, StorageError
 
 BLOCK = 1 << 20  # bytes at a time: large enough to stream, small enough to hash from the cache
@@ -196,6 +197,7 @@ def _write_fully(fd: int, data: memoryview) -> None:
         written = system.write(fd, data)
         if written <= 0:
             raise OSError(errno.EIO, "the system wrote nothing")
+        progress.moved()
         data = data[written:]
 
 
@@ -517,6 +519,7 @@ def _blocks(path: Path, fd: int) -> Iterator[bytes]:
             block = system.read(fd, BLOCK)
         except OSError as error:
             raise _reading_error(path, error) from error
+        progress.moved()
         if not block:
             return
         yield block

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from pretrain import progress
 from pretrain.batch import Batch, StepBatch
 
 CLIP_EPS = 1e-6
@@ -66,6 +67,7 @@ def accumulate(
         scaled = mean if scale == 1.0 else mean * scale
         scaled.backward()  # type: ignore[no-untyped-call]
         means.append(mean.detach())
+        progress.moved()
     if scale != 1.0:
         torch._foreach_mul_(_gradients(model.parameters()), 1.0 / scale)
     return means[0] if len(means) == 1 else torch.stack(means).sum(), total

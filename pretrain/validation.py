@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pretrain import progress
 from pretrain.batch import Batch
 from pretrain.data import Windows
 from pretrain.data.loader import in_order
@@ -96,6 +97,7 @@ class Validator:
 
 def _add(totals: Totals, batch: Batch, scores: Mapping[str, torch.Tensor]) -> None:
     """Add each row's scores to the totals of its class, row by row, so that the batch size changes no bit."""
+    progress.moved()
     columns = {key: values.tolist() for key, values in scores.items()}
     for row, label in enumerate(batch.labels):
         into = totals.setdefault(label, {})

@@ -8,19 +8,29 @@ from typing import Any
 from pretrain.attempt.goodput import time_lines
 from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
-from pretrain.attempt.result import AttemptResult
+from pretrain.attempt.result import Answer, AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer
-from pretrain.errors import DivergedError, IntegrityError, PretrainError, RunInterruptedError, StorageError
+from pretrain.errors import (
+    DivergedError,
+    IntegrityError,
+    PretrainError,
+    RunInterruptedError,
+    StalledError,
+    StorageError,
+)
 from pretrain.evidence import incident, manifest, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
 from pretrain.loop import LoopParts, show
+from pretrain.machine.watchdog import Watchdog
 from pretrain.state import RunState
 from pretrain.telemetry.sink import End, Note, Sink
 
 
-def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None) -> AttemptResult:
+def publish(
+    parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None, watchdog: Watchdog
+) -> AttemptResult:
     state, writer = parts.state, parts.writer
     found = []
     for step, value in state.ledger.best:
@@ -46,6 +56,7 @@ def publish(parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent 
     )
     parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
+    watchdog.keep_quiet()  # A manifest that is being made public, and an outcome beside it, must not be.
     sha256 = manifest.publish_manifest(writer.folder, record)
     times = time_lines(run_dir, writer.number, parts.spent.seconds())
     show(
@@ -100,6 +111,37 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
         newest,
         validation_answer(parts.results),
     )
+
+
+def record_stall(
+    parts: LoopParts,
+    run_dir: Path,
+    sinks: Sequence[Sink],
+    answer: Answer,
+    error: StalledError,
+    stacks: str,
+) -> None:
+    """Put on record what hangs, from a thread beside it: nothing of what the main thread may hold is closed or awaited.
+
+    answer: is given the result that the main thread cannot return.
+    """
+    state, writer = parts.state, parts.writer
+    newest = writer.saved[max(writer.saved)] if writer.saved else None
+    end = End(
+        attempt=str(writer.folder),
+        verdict=error.verdict,
+        step=state.step,
+        reason=str(error),
+        advice=error.advice,
+        run=str(run_dir),
+    )
+    with contextlib.suppress(StorageError):  # The disk may be what it hangs on; stderr has been told.
+        outcome.publish_outcome(writer.folder, _outcome(state, run_dir, error, newest))
+        if not writer.closed:
+            writer.event("warning", state.step, text=stacks)
+    answer(AttemptResult(error.verdict, error.exit_code, writer.number, state.step, None, newest))
+    for sink in sinks:
+        sink.emit(end)
 
 
 def _advice(error: PretrainError) -> str | None:

@@ -1,6 +1,6 @@
 """What an attempt comes to: the answer that `train` and `resume` print with --json."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,3 +31,10 @@ class AttemptResult:
             "checkpoint": saved and {"step": saved.step, "record_sha256": saved.record_sha256},
             "validation": dict(self.validation),
         }
+
+
+Answer = Callable[[AttemptResult], object]
+
+
+def unheard(result: AttemptResult) -> None:
+    """Take a result that nobody asked for."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pretrain import files
-from pretrain.attempt.ending import publish, record_outcome, record_unopened
+from pretrain.attempt.ending import publish, record_outcome, record_stall, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
-from pretrain.attempt.result import AttemptResult
+from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.trackers import open_feeds
 from pretrain.config import RunConfig, RunSettings, parse, to_yaml, value_text, warnings
@@ -29,6 +29,7 @@ from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
 from pretrain.loop import LoopParts, finish_step, limit_targets, save, show, stop_here, train, warn
 from pretrain.machine.signals import StopRequest
+from pretrain.machine.watchdog import Watchdog
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.policy.incident import REPORTS
@@ -45,10 +46,12 @@ def start_attempt(
     stop: StopRequest,
     sinks: Sequence[Sink],
     words: Words = NOTHING,
+    stalled: Answer = unheard,
 ) -> AttemptResult:
     """Run attempt 0001 of a new run.
 
-    words: the steps to leave a profile or a memory snapshot of.
+    words: the steps to leave a profile or a memory snapshot of. stalled: given the result where the watchdog ends the
+    process, so that nothing is returned.
 
     Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
     attempt exists every expected fault is in its outcome.json and in the result.
@@ -63,7 +66,7 @@ def start_attempt(
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
-        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked)
+        return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked, stalled)
 
 
 def resume_attempt(
@@ -72,6 +75,7 @@ def resume_attempt(
     stop: StopRequest,
     sinks: Sequence[Sink],
     words: Words = NOTHING,
+    stalled: Answer = unheard,
     *,
     require_bit_exact: bool = False,
     expect_sha256: str | None = None,
@@ -115,7 +119,7 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, migrated)
+        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated)
 
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
@@ -185,6 +189,7 @@ def _run_attempt(
     sinks: Sequence[Sink],
     spent: TimeSpent,
     asked: Asked,
+    stalled: Answer,
     migrated: Keys = MappingProxyType({}),
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
@@ -201,7 +206,11 @@ def _run_attempt(
         folder, asked.profile, lambda text: show(parts, Note(kind="saved", text=text)), partial(warn, parts)
     )
     result: AttemptResult | None = None
+    watchdog = Watchdog(
+        prepared.config.training.watchdog_timeout_seconds, partial(record_stall, parts, run_dir, sinks, stalled)
+    )
     try:
+        watchdog.start()
         with (
             contextlib.closing(_open_csv(prepared, folder)) as csv,
             contextlib.closing(parts.state.loader),
@@ -221,11 +230,12 @@ def _run_attempt(
         writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
         writer.close()
         stop.raise_if_asked()
-        result = publish(parts, prepared, run_dir, parent)
+        result = publish(parts, prepared, run_dir, parent, watchdog)
     except PretrainError as error:
         parts.sinks = sinks
         result = record_outcome(parts, run_dir, error)
     finally:
+        watchdog.close()
         if prepared.sensors is not None:
             prepared.sensors.close()
         if result is None:

@@ -17,6 +17,7 @@ RESUMABLE: tuple[str, ...] = (
     "training.max_steps",
     "training.device",
     "training.threads",
+    "training.watchdog_timeout_seconds",
     "init.from_checkpoint",
     "init.from_huggingface",
     "data.train.*.path",

@@ -4,7 +4,6 @@ LATER: frozenset[str] = frozenset(
     [
         "parallel",
         "training.compile",
-        "training.watchdog_timeout_seconds",
         "data.max_repeats",
         "data.quarantine",
         "data.augment",

@@ -52,6 +52,9 @@ class TrainingSettings:
     activation_checkpointing: what the forward pass keeps for the backward pass: `none` leaves nothing out, `full` keeps
       the input of each block, `selective` the results of matrices and attention too; the rest is computed again, which
       takes time, saves memory and changes no bit.
+    watchdog_timeout_seconds: where nothing moves for so long (no step, batch, block of a file or reading of a sensor)
+      the stacks of all threads are printed and the process ends with exit code 8; 0 = nobody watches. Longer than the
+      longest single thing that the run does.
     """
 
     max_steps: int = limited(dataclasses.MISSING, at_least=1)
@@ -66,6 +69,7 @@ class TrainingSettings:
     threads: int | None = limited(None, at_least=1, at_most=1024)
     deterministic: bool = True
     activation_checkpointing: str = limited("none", choices=CHECKPOINTING)
+    watchdog_timeout_seconds: float = limited(0.0, at_least=0, at_most=604800)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import progress
 from pretrain.data.windows import SourceFile
 from pretrain.errors import DataError, IntegrityError, StorageError
 from pretrain.files import hash_file, walk
@@ -143,6 +144,7 @@ class FileBytes:
                     f"{self.path}: expected {self.file.bytes} bytes as at the start, found the end at byte "
                     f"{offset}; put the file back as it was, then resume"
                 )
+            progress.moved()
             left, offset = left[count:], offset + count
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretrain import progress
 from pretrain.batch import Batch, SampleIdentity, StepBatch
 from pretrain.data.order import consecutive
 from pretrain.data.windows import Indices, Windows
@@ -66,6 +67,7 @@ class _Plan:
             chosen = indices[start : start + self.batch_size]
             samples, labels = self.windows.read(chosen), self.windows.labels(chosen)
             micro_batches.append(Batch(samples, state.epoch, state.position + start, labels))
+            progress.moved()
         return StepBatch(tuple(micro_batches), state.epoch, state.position)
 
 

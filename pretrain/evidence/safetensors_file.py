@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain import files
+from pretrain import files, progress
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical
 
@@ -143,6 +143,7 @@ class ShardFile:
                 raise StorageError(f"{self.path}: reading failed: {error.strerror}; check the disk") from error
             if count == 0:
                 raise IntegrityError(f"{self.path}: cut short at byte {start} while it was read")
+            progress.moved()
             buffer = buffer[count:]
             start += count
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from pretrain import progress
 from pretrain.errors import DivergedError
 from pretrain.evidence import rows
 from pretrain.evidence.incident import name_of, short_name_of
@@ -53,6 +54,7 @@ def train(parts: LoopParts) -> None:
     state.model.train()
 
     while state.step < max_steps:
+        progress.moved()
         with parts.spent.during("observing"):
             parts.trace.at(state.step)
         parts.spent.enter("data")

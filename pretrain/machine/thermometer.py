@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
+from pretrain import progress
 from pretrain.machine.signals import StopRequest
 from pretrain.policy.thermal import ThermalSettings, ThermalState, is_known, next_state
 
@@ -52,6 +53,7 @@ class Thermometer:
     def wait(self, stop: StopRequest) -> None:
         """Sleep until the next reading is due, or a signal asks the run to stop."""
         while stop.name is None and (left := self._due_at - self._clock()) > 0:
+            progress.moved()  # to wait for a cool GPU is no standstill
             self._sleep(min(left, _NAP_SECONDS))
 
     def described(self) -> str:

@@ -25,6 +25,7 @@ ALLOWED = [
     "training.max_steps=21",
     "training.device=cuda",
     "training.threads=1",
+    "training.watchdog_timeout_seconds=60",
     "checkpoint.max_rolling_checkpoints=9",
     "checkpoint.keep_every_n_steps=50",
     "telemetry.gradient_log_interval=1",

@@ -1,0 +1,101 @@
+"""Real processes that hang: they end with exit code 8, say where they hung, and are resumed to the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain import lineage
+from tests.cli.calling import pretrain
+from tests.tiny import write_config
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 90
+
+# In the fifth step; `read` hangs in a system call, as on a dead file server, and `disk` takes the disk with it.
+HANGS = """
+import os, signal, sys, time
+from pretrain import files
+from pretrain.cli import main
+from pretrain.loop import steps
+
+how = sys.argv.pop(1)
+reading, writing = os.pipe()
+real, calls = steps.accumulate, []
+
+def accumulate(*words):
+    calls.append(how)
+    if len(calls) == 5 and how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)  # what it needs to come back, while the watchdog has looked
+    elif len(calls) == 5:
+        if how == "disk":
+            files.publish = lambda *_: os.read(reading, 1)
+        os.read(reading, 1)
+    return real(*words)
+
+steps.accumulate = accumulate
+main()
+"""
+
+
+def hangs(how: str, folder: Path, timeout_seconds: float) -> subprocess.Popen[str]:
+    config = write_config(folder)
+    words = [f"run.dir={folder / how}", f"training.watchdog_timeout_seconds={timeout_seconds}", "--json", "--quiet"]
+    return subprocess.Popen(
+        [sys.executable, "-c", HANGS, how, "train", "--config", str(config), *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
+    with hangs("read", tmp_path, 1) as process, hangs("disk", tmp_path, 1) as other:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        _, told = other.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, other.returncode) == (8, 8), err
+    for said in (err, told):
+        assert "pretrain: stalled: nothing has moved for 1" in said
+        assert "thread MainThread:\n  accumulate (<string>:" in said
+        assert "Traceback" not in said
+
+    attempt = tmp_path / "read/attempts/0001"
+    record = json.loads((attempt / "outcome.json").read_bytes())
+    assert (record["verdict"], record["exit_code"], record["step"]) == ("stalled", 8, 4)
+    assert "the main thread is in accumulate (<string>:" in record["reason"]
+    answer = json.loads(out)
+    assert (answer["verdict"], answer["exit_code"], answer["checkpoint"]) == ("stalled", 8, record["checkpoint"])
+    assert record["resume"] in err
+    last = json.loads((attempt / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["step"]) == ("warning", 4)
+    assert "thread MainThread:" in last["text"]
+    assert not (tmp_path / "disk/attempts/0001/outcome.json").exists(), "the disk was what it hung on"
+
+    whole = pretrain("train", "--config", tmp_path / "text.yaml", f"run.dir={tmp_path / 'whole'}", "--json", "--quiet")
+    for how in ("read", "disk"):
+        more = ["training.watchdog_timeout_seconds=0", "--json", "--quiet"]
+        resumed = pretrain("resume", "--attempt", tmp_path / how, *more)
+        assert (resumed.code, resumed.json["checkpoint"]) == (0, whole.json["checkpoint"])
+        streams = [tmp_path / name / "metrics.jsonl" for name in (f"{how}/attempts/0002", "whole/attempts/0001")]
+        assert streams[0].read_bytes() == streams[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_process_that_was_suspended_did_not_hang(tmp_path: Path) -> None:
+    with hangs("stopped", tmp_path, 2) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert lineage.verify(tmp_path / "stopped/attempts/0001").ok
