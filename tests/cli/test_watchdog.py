@@ -31,8 +31,9 @@ real, calls = steps.accumulate, []
 def accumulate(*words):
     calls.append(how)
     if len(calls) == 5 and how == "stopped":
+        time.sleep(0.5)  # so that the watchdog has looked at the same number before and afterwards
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.5)  # what it needs to come back, while the watchdog has looked
+        time.sleep(0.5)
     elif len(calls) == 5:
         if how == "disk":
             files.publish = lambda *_: os.read(reading, 1)
