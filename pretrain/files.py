@@ -464,12 +464,22 @@ def open_verified(path: Path, bytes_: int, sha256: str) -> int:
 
 
 def walk(folder: Path) -> list[tuple[str, Kind]]:
-    """Everything under `folder` as (relative POSIX path, kind), sorted; links are named, never followed."""
+    """Everything under `folder` as (relative POSIX path, kind), sorted; links are named, never followed.
+
+    A folder below it that a writer has removed in the meantime is not there.
+    """
     found: list[tuple[str, Kind]] = []
     unvisited = [""]
     while unvisited:
         prefix = unvisited.pop()
-        for name, kind in _list(folder / prefix):
+        try:
+            listed = _list(folder / prefix)
+        except IntegrityError:
+            if not prefix or os.path.lexists(folder / prefix):
+                raise
+            found.remove((prefix[:-1], "folder"))
+            continue
+        for name, kind in listed:
             found.append((prefix + name, kind))
             if kind == "folder":
                 unvisited.append(f"{prefix}{name}/")

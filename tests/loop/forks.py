@@ -5,6 +5,7 @@ end, checks that no thread is left, and then forks one child for every life that
 """
 
 import gc
+import importlib
 import json
 import mmap
 import os
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +37,8 @@ class Order:
 
     kill_at: die at this change of the disk, counted from 1; 0 = never. armed_by: count from the first change whose
     path holds this. torn: when that change is a write, die in the middle of it, else before it. delay_seconds: die
-    at that moment instead. overrides: of the config.
+    at that moment instead. overrides: of the config. does: what the child does instead, as module:function, which is
+    called with the order and returns the exit code; it may call `live_on`. words: whatever that function needs.
     """
 
     run: str
@@ -46,6 +49,8 @@ class Order:
     torn: bool = False
     delay_seconds: float | None = None
     overrides: tuple[str, ...] = ()
+    does: str = ""
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,52 +122,83 @@ class Announced:
 
 
 def live(order: Order, report: mmap.mmap) -> int:
-    """Live a life in this process, through the entry points that the command line calls; return its exit code."""
+    """Live a life in this process and return its exit code."""
+    files.system = Killing(order, report)
+    if order.does:
+        module, _, function = order.does.partition(":")
+        code = getattr(importlib.import_module(module), function)(order)
+        assert isinstance(code, int)
+        return code
+    return live_on(order, Announced(report))
+
+
+def live_on(order: Order, *sinks: Any) -> int:
+    """Train or resume through the entry points that the command line calls; return the exit code."""
     from pretrain.attempt import resume_attempt, start_attempt
     from pretrain.config import load
     from pretrain.errors import PretrainError
     from pretrain.machine.signals import StopRequest
 
-    files.system = Killing(order, report)
     try:
         if order.config is not None:
             config = load(Path(order.config), [f"run.dir={order.run}", *order.overrides])
-            return start_attempt(config, StopRequest(), [Announced(report)]).exit_code
-        return resume_attempt(Path(order.run), [*order.overrides], StopRequest(), [Announced(report)]).exit_code
+            return start_attempt(config, StopRequest(), sinks).exit_code
+        return resume_attempt(Path(order.run), [*order.overrides], StopRequest(), sinks).exit_code
     except PretrainError as error:
         traceback.print_exc()
         return error.exit_code
 
 
-def fork(order: Order) -> Life:
-    """Fork a child that lives `order`, and wait for its end."""
-    report = mmap.mmap(-1, 4096)
-    _NUMBERS.pack_into(report, 0, 0, 0, -1)
-    born = time.monotonic()
-    child = os.fork()
-    if child == 0:
+class Child:
+    """One forked child, which begins to live `order` when `begin` is closed by everybody else."""
+
+    def __init__(self, order: Order, begin: tuple[int, int]) -> None:
+        self._order, self._report = order, mmap.mmap(-1, 4096)
+        _NUMBERS.pack_into(self._report, 0, 0, 0, -1)
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(begin[1])
+            os.read(begin[0], 1)
+            os.close(begin[0])
+            self._live()
+
+    def _live(self) -> None:
         code = 1
         try:
-            log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            log = os.open(self._order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            code = live(order, report)
+            code = live(self._order, self._report)
         finally:
             if sys.exc_info()[0] is not None:
                 traceback.print_exc()
             sys.stderr.flush()
             os._exit(code)
-    limit = PATIENCE_SECONDS if order.delay_seconds is None else order.delay_seconds
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < born + limit:
-        time.sleep(0.001)
-    if ended[0] == 0:
-        os.kill(child, signal.SIGKILL)
-        ended = os.waitpid(child, 0)
-    changes, calls, announced = _NUMBERS.unpack_from(report)
-    last = bytes(report[_NUMBERS.size :]).split(b"\0", 1)[0].decode(errors="replace")
-    report.close()
-    killed = os.WIFSIGNALED(ended[1])
-    return Life(None if killed else os.waitstatus_to_exitcode(ended[1]), changes, calls, announced, last)
+
+    def end(self, born: float) -> Life:
+        """Wait for its end, which is that of its patience or its delay at the latest."""
+        delay = self._order.delay_seconds
+        limit = PATIENCE_SECONDS if delay is None else delay
+        while (ended := os.waitpid(self._pid, os.WNOHANG))[0] == 0 and time.monotonic() < born + limit:
+            time.sleep(0.001)
+        if ended[0] == 0:
+            os.kill(self._pid, signal.SIGKILL)
+            ended = os.waitpid(self._pid, 0)
+        changes, calls, announced = _NUMBERS.unpack_from(self._report)
+        last = bytes(self._report[_NUMBERS.size :]).split(b"\0", 1)[0].decode(errors="replace")
+        self._report.close()
+        killed = os.WIFSIGNALED(ended[1])
+        return Life(None if killed else os.waitstatus_to_exitcode(ended[1]), changes, calls, announced, last)
+
+
+def fork(orders: Sequence[Order]) -> list[Life]:
+    """Fork a child for every order, let them all begin at once, and wait for their ends."""
+    begin = os.pipe()
+    children = [Child(order, begin) for order in orders]
+    for descriptor in begin:
+        os.close(descriptor)
+    born = time.monotonic()
+    return [child.end(born) for child in children]
 
 
 def warm(folder: Path) -> None:
@@ -185,11 +221,12 @@ def warm(folder: Path) -> None:
 
 
 def serve() -> None:
-    """Answer one order a line, until there are no more."""
+    """Answer the orders of one line with their lives, until there are no more."""
     with tempfile.TemporaryDirectory() as folder:
         warm(Path(folder))
     for line in sys.stdin:
-        print(json.dumps(asdict(fork(Order(**json.loads(line))))), flush=True)
+        lives = fork([Order(**order) for order in json.loads(line)])
+        print(json.dumps([asdict(life) for life in lives]), flush=True)
 
 
 class Forks:
@@ -204,17 +241,21 @@ class Forks:
 
     def live(self, order: Order) -> Life:
         """Return how a life ended; one that failed by its own hand fails the test, with what it said."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, "the process that forks has died"
-        life = Life(**json.loads(answer))
+        (life,) = self.together([order])
         assert life.exit_code in (None, 0), f"{order}\n{life}\n{Path(order.log).read_text()}"
         expected_to_die = order.kill_at or order.delay_seconds is not None
         assert life.exit_code == 0 or expected_to_die, f"hung for {PATIENCE_SECONDS} s: {order}\n{life}"
         return life
+
+    def together(self, orders: Sequence[Order]) -> list[Life]:
+        """Return how lives ended that began at the same moment, however they ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([asdict(order) for order in orders]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has died"
+        return [Life(**life) for life in json.loads(answer)]
 
     def __enter__(self) -> Self:
         return self

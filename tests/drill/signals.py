@@ -1,0 +1,184 @@
+"""L3: real processes, and each signal in each phase of a run: the exit code of the table, and the same end after it."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from pretrain.attempt import resume_attempt
+from pretrain.config import RunConfig, load
+from pretrain.evidence import checkpoint, namespace
+from pretrain.machine.signals import StopRequest
+from tests.drill.layer import Layer
+from tests.loop.lineages import Tree, end_of, small_config, tree
+from tests.tiny import train
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 120
+# A drill of the thermal guard, whose pause lasts until the next reading: of a cool GPU, since there is none.
+PAUSES = (
+    *("faults.inject=[temperature@3x90]", "thermal.gpu_temp_guard=true", "telemetry.gpu_metrics_backend=nvml"),
+    "thermal.gpu_temp_poll_interval_seconds=0.05",
+)
+WATCHED_SECONDS = 1.0  # of a run that is suspended for longer than that
+
+# Nothing of an attempt is there yet, and nothing is left of one.
+BEFORE = ("imports", "more imports", "building", "loading the parent")
+# What is done is done: the signal changes nothing any more.
+BEHIND = ("manifest", "end")
+QUICK = (
+    *("before it listens=SIGTERM", "validation=SIGUSR1", "second save=SIGHUP+SIGINT", "loading the parent=SIGKILL"),
+    "manifest=SIGTERM",
+)
+WHOLE = (
+    *QUICK,
+    *("before it listens=SIGKILL", "before it listens=SIGHUP", "imports=SIGTERM", "imports=SIGINT+SIGTERM"),
+    *("more imports=SIGHUP", "building=SIGINT", "building=SIGKILL", "loading the parent=SIGUSR1"),
+    *("loading the parent=SIGHUP+SIGTERM", "opening the attempt=SIGTERM", "opening the attempt=SIGKILL"),
+    *("step=SIGINT", "step=SIGTERM; second save=SIGINT", "step=SIGKILL", "step=SIGCONT", "baselines=SIGHUP"),
+    *("baselines=SIGKILL", "validation=SIGKILL", "validation=SIGINT+SIGUSR1", "second validation=SIGTERM"),
+    *("pause=SIGTERM", "pause=SIGUSR1+SIGTERM", "pause=SIGKILL", "pause=SIGCONT", "save=SIGTERM", "save=SIGKILL"),
+    *("second save=SIGUSR1", "second save=SIGCONT", "record=SIGINT", "record=SIGKILL", "pruning=SIGTERM"),
+    *("pruning=SIGKILL", "hashing=SIGTERM", "hashing=SIGKILL", "manifest=SIGKILL", "end=SIGINT"),
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and what it said on stderr."""
+
+    code: int
+    said: str
+
+
+class Signals:
+    """One short run, and what a child of it goes on from; its end when nothing is sent."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._config = small_config(folder, "text", 8, 2, *PAUSES)
+        self._parent, untouched = folder / "parent", folder / "untouched"
+        train(load(self._config, [f"run.dir={self._parent}"]), stop_after=5)
+        assert train(load(self._config, [f"run.dir={untouched}"])).exit_code == 0
+        self._end = end_of(untouched)
+
+    def points(self, *, whole: bool) -> Sequence[str]:
+        """Each phase with some signals; of the whole also kills at moments that nobody chose."""
+        moments = [f"after {self._chance.uniform(0.2, 5.0):.2f} s=SIGKILL" for _ in range(5)]
+        return [*WHOLE, *moments] if whole else QUICK
+
+    def check(self, point: str, folder: Path) -> None:
+        """Send the signals in their phases, look at the exit code and at what is left, and go on to the end."""
+        sent = [(phase, names.split("+")) for phase, _, names in (one.partition("=") for one in point.split("; "))]
+        run, resumes = folder / "run", sent[0][0] == "loading the parent"
+        if resumes:
+            shutil.copytree(self._parent, run)
+        before = _attempts(run)
+        ended = self._live(sent, run, folder / "log")
+        self._check_end(sent, ended, run, set(before))
+        after = _attempts(run)
+        assert {number: after.get(number) for number in before} == before, "the parent was touched"
+        if ended.code != 0:
+            result = resume_attempt(run, [], StopRequest(), []) if after else train(self._load(run))
+            assert result.exit_code == 0, result
+            now = _attempts(run)
+            assert {number: now.get(number) for number in after} == after, "an earlier attempt was touched"
+        assert end_of(run) == self._end, "another end"
+        assert not list((run / "attempts").glob(".tmp-*")), "temporaries are left"
+
+    def _live(self, sent: Sequence[tuple[str, list[str]]], run: Path, log: Path) -> Ended:
+        """Live once as a process of its own, to which each phase brings its signals."""
+        words = ["resume", "--attempt", str(run)]
+        if not run.exists():
+            words = ["train", "--config", str(self._config), f"run.dir={run}"]
+        if any("SIGCONT" in names for _, names in sent):
+            words.append(f"training.watchdog_timeout_seconds={WATCHED_SECONDS}")
+        moment = re.fullmatch(r"after (\S+) s", sent[0][0])
+        module = ["pretrain"] if moment else ["tests.drill.standing", ",".join(phase for phase, _ in sent)]
+        with log.open("wb") as said:
+            process = subprocess.Popen([sys.executable, "-m", *module, *words], cwd=ROOT, stdout=said, stderr=said)
+        try:
+            for phase, names in sent:
+                if moment:
+                    time.sleep(float(moment[1]))
+                else:
+                    assert _stands(process), f"it never came to: {phase}\n{log.read_text()}"
+                if names == ["SIGCONT"]:
+                    time.sleep(1.5 * WATCHED_SECONDS)
+                for name in names:
+                    process.send_signal(signal.Signals[name])
+                process.send_signal(signal.SIGCONT)
+            code = process.wait(PATIENCE_SECONDS)
+        finally:
+            process.kill()
+        return Ended(code, log.read_text())
+
+    def _check_end(self, sent: Sequence[tuple[str, list[str]]], ended: Ended, run: Path, before: set[int]) -> None:
+        phase, names = sent[-1][0], [name for _, of_phase in sent for name in of_phase]
+        expected = {0, -signal.SIGKILL} if phase.startswith("after") else {_code(phase, names)}
+        assert ended.code in expected, f"expected exit code {expected}, found {ended.code}\n{ended.said}"
+        assert "Traceback" not in ended.said, ended.said
+        numbers = set(namespace.list_attempts(run))
+        durable = [step for number in numbers for step, _ in _checkpoints(run, number)]
+        announced = [int(step) for step in re.findall(r"^saved: checkpoint of step (\d+)$", ended.said, re.MULTILINE)]
+        assert max(announced, default=-1) <= max(durable, default=-1), "a checkpoint that was announced is lost"
+        if phase in BEFORE and ended.code in (75, -signal.SIGKILL):
+            assert numbers == before, "an attempt was begun"
+        elif ended.code == 75:
+            outcome = json.loads((namespace.attempt_folder(run, max(numbers)) / "outcome.json").read_bytes())
+            assert (outcome["verdict"], outcome["signal"]) == ("interrupted", names[0]), outcome
+
+    def _load(self, run: Path) -> RunConfig:
+        return load(self._config, [f"run.dir={run}"])
+
+
+def _code(phase: str, names: Sequence[str]) -> int:
+    """Return the exit code that signals in a phase lead to; of two that come at once the higher one comes second."""
+    numbers = sorted(signal.Signals[name] for name in names)
+    if signal.SIGKILL in numbers or phase == "before it listens":
+        return -numbers[-1]
+    if names == ["SIGCONT"] or (phase in BEHIND and len(names) == 1):
+        return 0
+    return 75 if len(names) == 1 else 128 + signal.Signals[names[-1]]
+
+
+def _stands(process: subprocess.Popen[bytes]) -> bool:
+    """Wait until the process has stopped itself, which is true, or has ended."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None and found.si_code == os.CLD_STOPPED:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            return True
+        if found is not None:
+            return False
+        time.sleep(0.005)
+    return False
+
+
+def _checkpoints(run: Path, number: int) -> list[tuple[int, Path]]:
+    return checkpoint.list_checkpoints(namespace.attempt_folder(run, number))
+
+
+def _attempts(run: Path) -> dict[int, Tree]:
+    return {number: tree(namespace.attempt_folder(run, number)) for number in namespace.list_attempts(run)}
+
+
+@contextmanager
+def opened(folder: Path, seed: int) -> Iterator[Signals]:
+    """Train the untouched run; `seed` chooses the moments of the kills that no phase is behind."""
+    with mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)):
+        yield Signals(folder, seed)
+
+
+LAYER = Layer("L3", "real processes: signals in every phase, one and two, and kills", (5, 40), opened)
