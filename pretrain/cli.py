@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain import __version__
-from pretrain.errors import ConfigError, PretrainError, StorageError
+from pretrain.errors import ConfigError, OutOfMemoryRunError, PretrainError, StorageError
 from pretrain.machine import leaving
 from pretrain.machine.signals import StopRequest, ignore_stop_signals
 from pretrain.streams import give, json_text, prepare_streams, tell, written
@@ -298,6 +298,9 @@ def _run(work: Callable[[], int], as_json: bool) -> None:
         code = _refuse(error, as_json)
     except OSError as error:
         code = _refuse(_fault_of(error), as_json)
+    except MemoryError as error:  # before there is an attempt, which says what needs less
+        text = f"the memory of this machine does not suffice{f': {error}' if str(error) else ''}; free some, then go on"
+        code = _refuse(OutOfMemoryRunError(text), as_json)
     except KeyboardInterrupt:
         code = 130
     raise SystemExit(code)

@@ -90,8 +90,9 @@ def resume_attempt(
     A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
     """
     spent = TimeSpent()
-    run_dir, number = namespace.resolve(path)
+    run_dir, _ = namespace.resolve(path)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
+        _, number = namespace.resolve(path)  # Another process may have made an attempt until the lock was free.
         with stop.interrupting():
             origin = find_origin(run_dir, number, expect_sha256, step)
             if require_latest:
@@ -108,7 +109,8 @@ def resume_attempt(
             reasons = surroundings(origin, prepared)
             if require_bit_exact and reasons:
                 raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
-            restore(prepared.built, origin)
+            with memory_explained(config, lambda: f"{origin.checkpoint or origin.folder}, while it is read"):
+                restore(prepared.built, origin)
         newest = namespace.newest(run_dir) or number
         _say_what_is_left(origin, sinks)
         if newest != number:
@@ -195,7 +197,8 @@ def _run_attempt(
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
     cursor = origin.record.metrics if origin is not None and origin.record is not None else metrics.EMPTY
-    folder = _create(prepared, run_dir, number, origin, parent, reasons)
+    with memory_explained(prepared.config, lambda: "before the attempt is there"):
+        folder = _create(prepared, run_dir, number, origin, parent, reasons)
     durable_step = origin.step if origin is not None and origin.record is not None else -1
     try:
         writer = AttemptWriter(folder, number, prepared.identity, cursor)
@@ -230,7 +233,10 @@ def _run_attempt(
         writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
         writer.close()
         stop.raise_if_asked()
-        result = publish(parts, prepared, run_dir, parent, watchdog)
+        with memory_explained(
+            parts.config, lambda: f"step {parts.state.step} is saved, and the manifest is to be made"
+        ):
+            result = publish(parts, prepared, run_dir, parent, watchdog)
     except PretrainError as error:
         parts.sinks = sinks
         result = record_outcome(parts, run_dir, error)

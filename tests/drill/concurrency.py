@@ -41,7 +41,7 @@ class Concurrency:
 
     def check(self, point: str, folder: Path) -> None:
         """Let the processes of a round begin together, and look at what each came to."""
-        kind, _, _ = point.partition(" ") if point.split()[-1].isdigit() else (point, "", "")
+        kind = point.rstrip(" 0123456789")
         chance = random.Random(f"{self._seed} {point}")
         {
             "resume": self._resume,
@@ -150,7 +150,7 @@ def command(order: Order) -> int:
     """In a child: after a number of seconds, the command line."""
     delay, *words = order.words
     time.sleep(float(delay))
-    return _pretrain(words)
+    return run_pretrain(words)
 
 
 def command_without_rights(order: Order) -> int:
@@ -162,10 +162,11 @@ def command_without_rights(order: Order) -> int:
     header, none = Header(0x20080522, 0), (ctypes.c_uint32 * 6)()
     if ctypes.CDLL(None).capset(ctypes.byref(header), none) != 0:
         raise OSError("capset failed")
-    return _pretrain(order.words)
+    return run_pretrain(order.words)
 
 
-def _pretrain(words: Sequence[str]) -> int:
+def run_pretrain(words: Sequence[str]) -> int:
+    """Run the command line in this process and return its exit code."""
     try:
         cli.application([*words], prog_name="pretrain")
     except SystemExit as ended:

@@ -10,6 +10,7 @@ import pkgutil
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # Where a phase begins: an import, or the n-th call of a function of a module or class that is looked up when it is
@@ -18,6 +19,8 @@ IMPORTS = {"before it listens": "typer", "imports": "torch", "more imports": "pr
 CALLS: dict[str, tuple[str, str, int, str]] = {
     "building": ("pretrain.attempt.run", "prepare", 1, ""),
     "loading the parent": ("pretrain.evidence.checkpoint", "load_checkpoint", 1, ""),
+    "verifying the parent": ("pretrain.attempt.run", "find_origin", 1, ""),
+    "copying the rows": ("pretrain.evidence.metrics", "verify_prefix", 1, ""),
     "opening the attempt": ("pretrain.evidence.namespace", "create", 1, ""),
     "step": ("pretrain.loop.steps", "accumulate", 4, ""),
     "baselines": ("pretrain.validation:Validator", "_score_baselines", 1, ""),
@@ -35,25 +38,26 @@ CALLS: dict[str, tuple[str, str, int, str]] = {
 
 
 def stand() -> None:
+    """Stop this process until somebody lets it go on."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class _Importing:
-    """A finder that finds nothing, and stands still when a module is looked for the first time."""
+    """A finder that finds nothing, and does something when a module is looked for the first time."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, do: Callable[[], None]) -> None:
+        self._name, self._do = name, do
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name == self._name:
             self._name = ""
-            stand()
+            self._do()
 
 
-def stand_at(phase: str) -> None:
-    """Let this process stop itself where a phase begins."""
+def at(phase: str, do: Callable[[], None]) -> None:
+    """Do something once, where a phase of this process begins."""
     if phase in IMPORTS:
-        sys.meta_path.insert(0, _Importing(IMPORTS[phase]))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Importing(IMPORTS[phase], do))  # type: ignore[arg-type]
         return
     where, name, count, ending = CALLS[phase]
     owner = pkgutil.resolve_name(where)
@@ -65,7 +69,7 @@ def stand_at(phase: str) -> None:
         left -= str(arguments[0]).endswith(ending)
         if left == 0:
             left = -1
-            stand()
+            do()
         return real(*arguments, **words)
 
     setattr(owner, name, watched)
@@ -73,6 +77,6 @@ def stand_at(phase: str) -> None:
 
 if __name__ == "__main__":
     for one in sys.argv[1].split(","):
-        stand_at(one)
+        at(one, stand)
     sys.argv = ["pretrain", *sys.argv[2:]]
     runpy.run_module("pretrain", run_name="__main__", alter_sys=True)

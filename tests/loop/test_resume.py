@@ -2,9 +2,11 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pretrain import files
 from pretrain.attempt import AttemptResult
 from tests.tiny import go_on, tiny, train
 
@@ -72,3 +74,19 @@ def test_with_what_a_step_draws_or_moves_besides_it_is_the_same(task: str, overr
     while result.verdict == "interrupted":
         result = go_on(tmp_path / "often", stop_after=1)
     assert end_of(result, tmp_path / "often") == reference
+
+
+def test_what_another_process_did_before_the_lock_was_free_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two resumes of a run, of which the second has looked for the newest attempt before the first made another."""
+    assert train(tiny(tmp_path), 5).verdict == "interrupted"
+    real = files.Lock.acquire
+
+    def acquire(*words: Any) -> files.Lock:
+        monkeypatch.setattr(files.Lock, "acquire", real)
+        assert go_on(tmp_path / "run").attempt == 2
+        return real(*words)
+
+    monkeypatch.setattr(files.Lock, "acquire", acquire)
+    late = go_on(tmp_path / "run")
+    assert (late.verdict, late.attempt) == ("done", 2)
+    assert newest(tmp_path / "run").name == "0002"
