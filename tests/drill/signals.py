@@ -30,7 +30,7 @@ PAUSES = (
     *("faults.inject=[temperature@3x90]", "thermal.gpu_temp_guard=true", "telemetry.gpu_metrics_backend=nvml"),
     "thermal.gpu_temp_poll_interval_seconds=0.05",
 )
-WATCHED_SECONDS = 1.0  # of a run that is suspended for longer than that
+WATCHED_SECONDS = 2.0  # of a run that is suspended for longer than that
 
 # Nothing of an attempt is there yet, and nothing is left of one.
 BEFORE = ("imports", "more imports", "building", "loading the parent")
