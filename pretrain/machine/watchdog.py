@@ -20,6 +20,34 @@ _FRAMES_NAMED = 3
 LastWords = Callable[[StalledError, str], object]
 
 
+class _Waiting:
+    """A thread that is there before it is needed: with no memory left the start of one may never return (gh-140746)."""
+
+    def __init__(self, name: str) -> None:
+        self._work: Callable[[], object] | None = None
+        self._asked, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._wait, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Let it be done, and wait for it no longer than there is patience."""
+        self._work = work
+        self._asked.set()
+        self._done.wait(_PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self._asked.set()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        self._asked.wait()
+        if self._work is not None:
+            self._work()
+        self._done.set()
+
+
 class Watchdog:
     """Watches between `start` and `close`. timeout_seconds: 0 = nobody does.
 
@@ -41,11 +69,14 @@ class Watchdog:
         self._timeout, self._clock, self._leave = timeout_seconds, clock, leave
         self._last_words: LastWords | None = last_words
         self._over, self._speaking = threading.Event(), threading.Lock()
+        self._teller, self._recorder = _Waiting("stalled: stderr"), _Waiting("stalled: record")
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to watch, where there is a timeout."""
         if self._timeout > 0:
+            self._teller.start()
+            self._recorder.start()
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
@@ -54,6 +85,8 @@ class Watchdog:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+            self._teller.close()
+            self._recorder.close()
 
     def keep_quiet(self) -> None:
         """From now on only stderr is told; where the last words are being said already, this never returns."""
@@ -73,8 +106,8 @@ class Watchdog:
         try:
             what = f"nothing has moved for {seconds:.3g} s; the main thread is in {_main_place()}"
             said = "\n".join(stacks())
-            _wait_for(lambda: _tell(f"pretrain: stalled: {what}\n{said}"))
-            _wait_for(lambda: self._record(StalledError(what), said))
+            self._teller.do(lambda: _tell(f"pretrain: stalled: {what}\n{said}"))
+            self._recorder.do(lambda: self._record(StalledError(what), said))
         finally:  # Whatever keeps it from speaking does not keep it from ending.
             self._leave(StalledError.exit_code)
 
@@ -108,10 +141,3 @@ def _tell(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it, it is closed
             print(text, file=sys.stderr, flush=True)
-
-
-def _wait_for(work: Callable[[], object]) -> None:
-    """Do it in a thread of its own, and do not wait for longer than there is patience."""
-    thread = threading.Thread(target=work, name="last words", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_SECONDS)

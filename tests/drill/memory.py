@@ -33,7 +33,10 @@ class Memory:
 
     def __init__(self, forks: Forks, folder: Path) -> None:
         self._forks = forks
-        self._config = small_config(folder, "text", 8, 2, "model.width=64", "training.batch_size=16")
+        # Without threads that read ahead: CPython waits for ever for one that had no memory to begin (gh-140746), which
+        # is what the watchdog is for.
+        overrides = ("model.width=64", "training.batch_size=16", "data.prefetch_steps=0")
+        self._config = small_config(folder, "text", 8, 2, *overrides)
         self._parent, untouched = folder / "parent", folder / "untouched"
         train(load(self._config, [f"run.dir={self._parent}"]), stop_after=5)
         assert train(load(self._config, [f"run.dir={untouched}"])).exit_code == 0

@@ -50,7 +50,7 @@ class Process:
 
 
 def watchdogs() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+    return [thread for thread in threading.enumerate() if thread.name == "watchdog" or "stalled" in thread.name]
 
 
 def test_it_ends_the_process_and_says_where_it_hangs(capsys: pytest.CaptureFixture[str]) -> None:
