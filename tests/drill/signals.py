@@ -45,7 +45,7 @@ WHOLE = (
     *("before it listens=SIGKILL", "before it listens=SIGHUP", "imports=SIGTERM", "imports=SIGINT+SIGTERM"),
     *("more imports=SIGHUP", "building=SIGINT", "building=SIGKILL", "loading the parent=SIGUSR1"),
     *("loading the parent=SIGHUP+SIGTERM", "opening the attempt=SIGTERM", "opening the attempt=SIGKILL"),
-    *("step=SIGINT", "step=SIGTERM; second save=SIGINT", "step=SIGKILL", "step=SIGCONT", "baselines=SIGHUP"),
+    *("step=SIGINT", "step=SIGTERM; third save=SIGINT", "step=SIGKILL", "step=SIGCONT", "baselines=SIGHUP"),
     *("baselines=SIGKILL", "validation=SIGKILL", "validation=SIGINT+SIGUSR1", "second validation=SIGTERM"),
     *("pause=SIGTERM", "pause=SIGUSR1+SIGTERM", "pause=SIGKILL", "pause=SIGCONT", "save=SIGTERM", "save=SIGKILL"),
     *("second save=SIGUSR1", "second save=SIGCONT", "record=SIGINT", "record=SIGKILL", "pruning=SIGTERM"),

@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[str, str, int, str]] = {
     "pause": ("pretrain.machine.thermometer:Thermometer", "wait", 1, ""),
     "save": ("pretrain.evidence.shard_writer", "_host_bytes", 5, ""),
     "second save": ("pretrain.evidence.shard_writer", "_host_bytes", 60, ""),
+    "third save": ("pretrain.evidence.shard_writer", "_host_bytes", 100, ""),
     "record": ("pretrain.files", "publish", 2, "checkpoint.json"),
     "pruning": ("pretrain.evidence.checkpoint", "remove_checkpoint", 1, ""),
     "hashing": ("pretrain.evidence.manifest", "build_manifest", 1, ""),
