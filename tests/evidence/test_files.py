@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -474,3 +475,21 @@ def test_walk_is_sorted_and_tells_the_kinds_apart(tmp_path: Path) -> None:
     ]
     with pytest.raises(IntegrityError, match="nothing: missing"):
         files.walk(tmp_path / "nothing")
+
+
+def test_a_folder_that_a_writer_removes_while_it_is_walked_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pruned" / "inside").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+    real = files._list
+
+    def listed(folder: Path) -> list[tuple[str, files.Kind]]:
+        found = real(folder)
+        shutil.rmtree(tmp_path / "pruned", ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(files, "_list", listed)
+    assert files.walk(tmp_path) == [("kept", "folder")]
+    with pytest.raises(IntegrityError, match="missing"):
+        files.walk(tmp_path / "nowhere")
