@@ -11,6 +11,7 @@ from unittest import mock
 
 from pretrain.build import build_data
 from pretrain.config import load
+from pretrain.evidence import checkpoint, events, namespace
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
@@ -90,6 +91,7 @@ class Lineages:
         assert min(run.kinds[kind] for kind in ("unborn", "progress")) >= int(kills) // 12, run.kinds
         assert name != "seldom" or run.kinds["no progress"] > run.kinds["progress"], run.kinds
         assert run.live().exit_code == 0, run.lives
+        assert_standstills_are_told(run.run)
         assert end_of(run.run) == end, f"another end: {run.lives}"
         run.check_attempts()
 
@@ -107,6 +109,21 @@ class Lineages:
             assert life.exit_code == 0, life
             self._known[task, name, steps] = config, end_of(own / "run")
         return self._known[task, name, steps]
+
+
+def assert_standstills_are_told(run: Path) -> None:
+    """An attempt that saved a checkpoint has told of those right before it that saved none, from three on."""
+    barren = 0
+    for number in namespace.list_attempts(run):
+        attempt = namespace.attempt_folder(run, number)
+        if not checkpoint.list_checkpoints(attempt):
+            barren += 1
+            continue
+        told = [row["text"] for row in events.read(attempt) if row.get("event") == "warning"]
+        found = [text for text in told if text.startswith("no progress in")]
+        assert len(found) == (barren >= 3), f"attempt {number:04d}, after {barren} without a checkpoint: {told}"
+        assert all(text.startswith(f"no progress in {barren} attempts: ") for text in found), found
+        barren = 0
 
 
 @contextmanager
