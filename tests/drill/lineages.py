@@ -37,7 +37,7 @@ class Variant:
 VARIANTS = {
     "plain": Variant(every=2, reach=160, steps=3),
     "every-step": Variant(every=1, reach=90, steps=2),
-    "seldom": Variant(every=30, reach=110, steps=12),
+    "seldom": Variant(every=30, reach=140, steps=14),
     "coprime": Variant(every=3, reach=110, steps=3, epoch=7),
 }
 # Data of which an epoch is so many steps of one micro-batch of two windows.

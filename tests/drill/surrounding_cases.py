@@ -12,7 +12,7 @@ import torch
 
 from pretrain.machine import environment
 
-LETTERS = "mit Leerzeichen/läuft ☃ 漢字"
+SPACES, LETTERS = "mit Leerzeichen", "läuft ☃ 漢字"
 Place = contextlib.AbstractContextManager[Path]
 
 
@@ -45,7 +45,7 @@ def relative(run: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def moved(run: Path) -> Iterator[Path]:
-    place = run.parent / LETTERS
+    place = run.parent / SPACES / LETTERS
     place.parent.mkdir(parents=True)
     yield run.rename(place)
 
@@ -100,8 +100,10 @@ def patched(name: str, value: object) -> Callable[[Path], Place]:
 def threads_of_torch(run: Path) -> Iterator[Path]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield run
-    torch.set_num_threads(before)
+    try:
+        yield run
+    finally:
+        torch.set_num_threads(before)
 
 
 def rewritten(name: str, old: bytes, new: bytes) -> Callable[[Path], Place]:
@@ -169,18 +171,19 @@ class Process:
 
     environment: Mapping[str, str | None] = field(default_factory=dict)
     umask: int = -1
-    overrides: tuple[str, ...] = ()
     differs: str = ""
     code: int = 0
     words: tuple[str, ...] = ()
 
 
+# Where the capital of i is no I.
+TURKISH = "tr_TR.UTF-8"
 # With UTF-8 neither asked for nor allowed, Python cannot read the letters of a path, nor write them back.
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 HARMLESS: Mapping[str, Mapping[str, str | None]] = {
     "C": {"LC_ALL": "C", "LANG": "C"},
     "POSIX without UTF-8": ASCII,
-    "tr_TR": {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
+    "Turkish": {"LC_ALL": TURKISH, "LANG": TURKISH},
     "seed of hashes": {"PYTHONHASHSEED": "7"},
     "time zone": {"TZ": "Pacific/Chatham"},
     "no home": {"HOME": None, "USER": None, "LOGNAME": None},

@@ -19,7 +19,7 @@ from pretrain.config import difference, parse, resumed, to_yaml
 from pretrain.errors import PretrainError
 from tests.drill.changed_keys import ENTRIES, all_keys, allow_list, another, configuration, keys_of, pattern_of
 from tests.drill.layer import Layer
-from tests.drill.surrounding_cases import CASES, LETTERS, PROCESSES, Case, Process
+from tests.drill.surrounding_cases import CASES, LETTERS, PROCESSES, SPACES, TURKISH, Case, Process
 from tests.loop.lineages import End, end_of, tree
 from tests.loop.probes import Unsynced, newest_attempt
 from tests.loop.test_thermal import FakeSensors, say
@@ -95,8 +95,10 @@ class Surroundings:
 
     def _process(self, process: Process, folder: Path) -> None:
         stop("text", folder)
-        run = (folder / "run").rename(folder / LETTERS.partition("/")[0]) if process.code else folder / "run"
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "FOLDER": str(folder), **process.environment}
+        run = (folder / "run").rename(folder / LETTERS) if process.code else folder / "run"
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "LOCPATH": str(folder), **process.environment}
+        if shutil.which("localedef") and TURKISH in variables.values():  # Else the name means the C locale.
+            subprocess.run(["localedef", "-i", "tr_TR", "-f", "UTF-8", folder / TURKISH], check=True)
         known = {name: value for name, value in variables.items() if value is not None}
         command = [sys.executable, "-m", "pretrain", "resume", "--attempt", str(run), "--quiet", "--json"]
         done = subprocess.run(
@@ -110,7 +112,7 @@ class Surroundings:
 
     def _moved_twice(self, folder: Path) -> None:
         stop("text", folder)
-        place = folder / LETTERS
+        place = folder / SPACES / LETTERS
         place.parent.mkdir(parents=True)
         run = (folder / "run").rename(place)
         assert go_on(run, stop_after=1).verdict == "interrupted"
