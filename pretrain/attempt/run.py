@@ -94,8 +94,9 @@ def resume_attempt(
             if require_latest:
                 refuse_passed_over(origin)
             config, migrated = child_config(origin, overrides, migrate=migrate)
-            config = replace(config, run=RunSettings(dir=str(run_dir)))
-            _check_readable(config)
+            if config.run.dir != str(run_dir):
+                config = replace(config, run=RunSettings(dir=str(run_dir)))
+                _check_readable(config)
             asked = words.read(config.training.max_steps)
             if not migrated:
                 refuse_the_same_again(origin, config)
