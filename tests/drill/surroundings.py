@@ -125,7 +125,8 @@ class Surroundings:
         shared = self._shared(name)
         config = configuration(name, shared)
         overrides, is_valid = another(config, key, folder)
-        if not is_valid or not any(fnmatchcase(key, pattern) for pattern in allow_list()):
+        is_new = key.startswith("init.") and keys_of(config)[key] is None  # Other weights, not another place of them.
+        if not is_valid or is_new or not any(fnmatchcase(key, pattern) for pattern in allow_list()):
             before, refusal = tree(shared / "run"), refused(shared / "run", *overrides)
             assert refusal.exit_code == 2, refusal
             told = f"resume: {key} was " if is_valid and key != "model.experts" else key
@@ -191,4 +192,4 @@ def opened(folder: Path, seed: int) -> Iterator[Surroundings]:
         yield Surroundings(folder)
 
 
-LAYER = Layer("L13", "other places, variables, machines, versions, data and settings at a resume", (24, 200), opened)
+LAYER = Layer("L13", "other places, variables, machines, versions, data and settings at a resume", (24, 205), opened)
