@@ -158,9 +158,14 @@ class Setting:
     limits: Mapping[str, Any]
 
 
-@cache
+# They are made anew at every look, which takes a third of the time of reading a configuration.
+_known_hints: dict[type[Any], Mapping[str, Any]] = {}
+
+
 def _hints(cls: type[Any]) -> Mapping[str, Any]:
-    return typing.get_type_hints(cls)
+    if cls not in _known_hints:
+        _known_hints[cls] = typing.get_type_hints(cls)
+    return _known_hints[cls]
 
 
 def plain_sections() -> Mapping[str, type[Any]]:
