@@ -19,6 +19,7 @@ from pretrain.attempt.origin import Origin, find_origin, find_targets
 from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
 from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
+from pretrain.attempt.standstill import standstill
 from pretrain.attempt.trackers import open_feeds
 from pretrain.config import RunConfig, RunSettings, parse, to_yaml, value_text, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
@@ -98,8 +99,9 @@ def resume_attempt(
             if require_latest:
                 refuse_passed_over(origin)
             config, migrated = child_config(origin, overrides, migrate=migrate)
-            config = replace(config, run=RunSettings(dir=str(run_dir)))
-            _check_readable(config)
+            if config.run.dir != str(run_dir):
+                config = replace(config, run=RunSettings(dir=str(run_dir)))
+                _check_readable(config)
             asked = words.read(config.training.max_steps)
             if not migrated:
                 refuse_the_same_again(origin, config)
@@ -327,18 +329,19 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
 def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str], migrated: Keys) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
+    run_dir, every = Path(prepared.config.run.dir), prepared.config.checkpoint.checkpoint_every_n_steps
     set_learning_rate(state.optimizer, parts.learning_rate(state.step))
     if origin is not None:
-        every = prepared.config.checkpoint.checkpoint_every_n_steps
-        limit_targets(parts, find_targets(Path(prepared.config.run.dir), origin, every))
+        limit_targets(parts, find_targets(run_dir, origin, every))
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
     for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
+    stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    for text in [*inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]:
+    for text in [*stuck, *inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]:
         warn(parts, text)
     if migrated:
         _record_migration(parts, origin, migrated)

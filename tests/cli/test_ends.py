@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from pretrain import files
 from pretrain.attempt import start_attempt
@@ -72,7 +73,7 @@ class FullDisk(files.System):
         super().close(fd)
 
 
-def test_disk_full(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s25_disk_full(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(files, "system", FullDisk(shards=2))
         answer = pretrain("train", "--config", write_config(tmp_path), "--json", "--quiet")
@@ -98,6 +99,22 @@ def test_what_nobody_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     record = outcome(tmp_path / "run")
     assert (record["verdict"], record["exit_code"]) == ("failed", 1)
     assert record["reason"] == "RuntimeError: a fault of ours"
+
+
+def test_s39_a_traceback_shows_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        secret = "-".join(("a", "token"))
+        raise RuntimeError(f"a fault with {len(secret)} letters")
+
+    monkeypatch.setattr(boundary, "ranked_value", fails)
+    with pytest.raises(RuntimeError) as raised:
+        pretrain("train", "--config", write_config(tmp_path), "--quiet")
+    typer.main.except_hook(raised.type, raised.value, raised.tb)  # what the interpreter calls at its end
+    shown = capsys.readouterr().err
+    assert "a fault with 7 letters" in shown
+    assert "a-token" not in shown
 
 
 class StopsAtTheEnd:

@@ -65,7 +65,7 @@ def read_to(screen: IO[str], beginning: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nohup") is None, reason="there is no nohup here")
-def test_sigterm_under_nohup_saves_and_resume_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_s32_sigterm_under_nohup_saves_and_resume_ends_in_the_same_bytes(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with training(config, tmp_path / "stopped", "nohup") as (process, screen):
         process.send_signal(signal.SIGHUP)
@@ -91,7 +91,7 @@ def test_sigterm_under_nohup_saves_and_resume_ends_in_the_same_bytes(tmp_path: P
     assert streams[0].read_bytes() == streams[1].read_bytes()
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_s33_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with training(write_config(tmp_path), tmp_path / "run") as (process, screen):
         # The screen is not read any more, so the step that the first signal waits for never ends.
         wait_until_it_stands_still(screen)

@@ -80,7 +80,7 @@ def test_a_resume_may_change(override: str) -> None:
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_a_resume_keeps(override: str) -> None:
+def test_s37_a_resume_keeps(override: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ConfigError) as caught:
         resumed(config(), [override])

@@ -131,7 +131,7 @@ MISTAKES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("override", "message"), MISTAKES)
-def test_mistake(override: str, message: str) -> None:
+def test_s36_s38_mistake(override: str, message: str) -> None:
     lines = refusal(override)
     assert len(lines) == 1, lines
     assert message in lines[0]

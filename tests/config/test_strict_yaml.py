@@ -59,7 +59,7 @@ SCALARS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), SCALARS)
-def test_scalar_is_what_its_writer_meant(text: str, value: Any) -> None:
+def test_s38_scalar_is_what_its_writer_meant(text: str, value: Any) -> None:
     found = strict_yaml.parse(f"key: {text}", "f")["key"]
     assert (found, type(found)) == (value, type(value))
     assert repr(found) == repr(value)

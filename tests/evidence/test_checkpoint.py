@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -236,6 +237,15 @@ def test_another_state_is_refused_by_name_and_stays_as_it_is(
     assert all(same_bits(before[name], tensors[name]) for name in tensors)
 
 
+def test_s11_names_with_a_prefix_of_torch_compile_are_refused_and_listed(tmp_path: Path) -> None:
+    save(tmp_path / "c", {name.replace(".w", "._orig_mod.w"): tensor for name, tensor in small_state().items()})
+    destination = like(small_state())
+    with pytest.raises(IntegrityError) as refused:
+        checkpoint.load_checkpoint(tmp_path / "c", destination)
+    assert all(text in str(refused.value) for text in ("model.w: not in", "model._orig_mod.w: only in"))
+    assert not any(tensor.any() for tensor in destination.values())
+
+
 GENERATORS = {name: tensor_of(torch.uint8, (5,), seed) for seed, name in enumerate(("rng.cpu", "rng.cuda.0"))}
 
 
@@ -262,7 +272,7 @@ def test_the_generator_of_a_gpu_may_be_on_one_side_alone(
         ({"rng.cpu": 5}, {"rng.cpu": 6}, "rng.cpu: expected U8"),
     ],
 )
-def test_other_generators_are_refused_and_nothing_changes(
+def test_s8_other_generators_are_refused_and_nothing_changes(
     tmp_path: Path, saved: dict[str, int], here: dict[str, int], message: str
 ) -> None:
     save(tmp_path / "c", {name: torch.ones(size, dtype=torch.uint8) for name, size in (saved | {"model.w": 2}).items()})
@@ -278,6 +288,7 @@ def test_other_generators_are_refused_and_nothing_changes(
     ("name", "tensor", "error"),
     [
         ("number", 5, TypeError),
+        ("rng.numpy", np.random.default_rng(1).bit_generator.state, TypeError),
         ("complex", torch.zeros(1, dtype=torch.complex64), TypeError),
         ("sparse", torch.eye(3).to_sparse(), TypeError),
         ("meta", torch.empty(3, device="meta"), TypeError),
@@ -288,7 +299,7 @@ def test_other_generators_are_refused_and_nothing_changes(
     ],
     ids=lambda value: repr(value) if isinstance(value, str) else "",
 )
-def test_what_a_checkpoint_cannot_hold_is_refused(
+def test_s8_what_a_checkpoint_cannot_hold_is_refused(
     tmp_path: Path, name: str, tensor: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=re.escape(repr(name)[1:-1] or "no tensor name")):

@@ -55,7 +55,7 @@ def refused(read: Callable[[], object], name: str) -> bool:
     return False
 
 
-def test_every_flipped_bit_of_a_shard_is_refused(folder: Path) -> None:
+def test_s26_every_flipped_bit_of_a_shard_is_refused(folder: Path) -> None:
     missed = []
     with (folder / SHARD).open("r+b", buffering=0) as file:
         sound = file.read()
@@ -80,7 +80,7 @@ def test_every_flipped_bit_of_a_record_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SHARD, RECORD])
-def test_a_flipped_bit_is_never_loaded(folder: Path, name: str) -> None:
+def test_s26_a_flipped_bit_is_never_loaded(folder: Path, name: str) -> None:
     path = folder / name
     sound = path.read_bytes()
     destination = like(small_state(), torch.ones_like)
@@ -166,7 +166,7 @@ def test_what_does_not_belong_there_is_refused(folder: Path, kind: str) -> None:
     refuse(folder, extra.name)
 
 
-def test_a_symlink_to_a_checkpoint_is_refused(folder: Path) -> None:
+def test_s27_a_symlink_to_a_checkpoint_is_refused(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     refuse(link, "symlink")

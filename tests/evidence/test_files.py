@@ -294,7 +294,7 @@ def test_publish_removes_the_temporary_when_the_chunks_raise(tmp_path: Path) -> 
     assert names(tmp_path) == []
 
 
-def test_publish_passes_over_a_temporary_that_a_dead_process_left(
+def test_s31_publish_passes_over_a_temporary_that_a_dead_process_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_serial", iter(range(1, 9)))
@@ -353,7 +353,7 @@ def test_a_removal_that_fails_says_so_and_can_be_repeated(tmp_path: Path, monkey
         assert folder.exists() <= (raised is not None)
 
 
-def test_remove_temporaries_takes_only_its_own(tmp_path: Path) -> None:
+def test_s31_remove_temporaries_takes_only_its_own(tmp_path: Path) -> None:
     own = [".tmp-12-1-manifest.json", "a/.tmp-7-22-step_00000100", "a/.tmp-7-22-step_00000100/.tmp-7-23-x"]
     other = [".tmp-x", "a/.tmp-12-manifest.json", "tmp-12-1-a", "a/model.safetensors"]
     for name in (own[0], own[2], *other):

@@ -10,12 +10,15 @@ import pytest
 import typer
 
 from pretrain import cli, errors
-from pretrain.config import load, parse
+from pretrain.config import RESUMABLE, load, parse
 from pretrain.errors import PretrainError
+from tests.drill.changed_keys import all_keys, allow_list
+from tests.drill.layers import LAYERS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text()
+INTEGRITY = (ROOT / "docs/integrity.md").read_text()
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 COMMANDS: Any = typer.main.get_command(cli.application)
 
@@ -123,6 +126,30 @@ def test_a_config_begins_with_its_command(path: Path) -> None:
     comment = path.read_text().partition("\n\n")[0]
     assert all(line.startswith("#") for line in comment.splitlines())
     assert f"pretrain train --config configs/{path.name}" in comment
+
+
+def test_what_a_resume_may_change_is_what_the_program_lets_it() -> None:
+    assert tuple(allow_list()) == RESUMABLE
+
+
+def test_every_layer_of_the_drill_is_named_where_its_promise_is_and_in_the_list() -> None:
+    promises, _, drill = INTEGRITY.partition("## The drill")
+    listed = dict(re.findall(r"^\| (L\d+[a-z]?) \| (.+) \|$", drill, re.MULTILINE))
+    held = {
+        name
+        for row in re.findall(r"^\|.*\| ([^|]*) \|$", promises, re.MULTILINE)
+        for name in re.findall(r"L\d+[a-z]?", row)
+    }
+    assert listed.keys() == held
+    assert {layer.name for layer in LAYERS} <= listed.keys()
+
+
+def test_every_key_of_the_promises_is_a_setting() -> None:
+    sections = "|".join(sorted({key.partition(".")[0] for key in all_keys()}))
+    named = set(re.findall(rf"`((?:{sections})\.[a-z_.*]+)`", INTEGRITY)) - {"telemetry.csv"}
+    assert named >= {"training.deterministic", *RESUMABLE}
+    patterns = {key: re.escape(key).replace(r"\*", ".+") for key in named}
+    assert not [key for key, one in patterns.items() if not any(re.fullmatch(one, known) for known in all_keys())]
 
 
 def test_every_decision_is_in_their_list() -> None:

@@ -132,7 +132,7 @@ def sweep_resuming(forks: Forks, folder: Path, task: str, first: int, stride: in
 # How many points are visited is asserted, so that a change of the disk that is not seen any more does not go unnoticed.
 
 
-def test_killed_at_some_changes(forks: Forks, tmp_path: Path) -> None:
+def test_s24_killed_at_some_changes(forks: Forks, tmp_path: Path) -> None:
     assert len(sweep_training(forks, tmp_path, "text", first=1, stride=17)) >= 12
 
 

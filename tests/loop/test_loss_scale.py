@@ -106,7 +106,7 @@ def test_a_scale_that_is_too_large_is_halved_until_it_trains(
 
 
 @TASKS
-def test_stopped_anywhere_while_the_scale_moves_it_ends_in_the_same_bytes(
+def test_s9_stopped_anywhere_while_the_scale_moves_it_ends_in_the_same_bytes(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Down at first, up again, beside refused steps; the loss draws from the generator."""

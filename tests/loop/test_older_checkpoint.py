@@ -67,7 +67,7 @@ def test_one_that_is_not_there_or_damaged_is_refused(run: Path) -> None:
     assert contents(run) == before
 
 
-def test_require_latest_refuses_what_would_be_passed_over(run: Path) -> None:
+def test_s23_require_latest_refuses_what_would_be_passed_over(run: Path) -> None:
     place = run / "attempts/0001/checkpoints/step_00000014"
     (place / "checkpoint.json").unlink()
     before = contents(run)

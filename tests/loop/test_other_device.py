@@ -18,6 +18,7 @@ from pretrain.evidence import checkpoint
 from pretrain.loop import LoopParts
 from pretrain.machine import environment
 from pretrain.machine.signals import StopRequest
+from tests.evidence.checkpoint_samples import save
 from tests.loop.lineages import end_of
 from tests.loop.probes import newest_attempt
 from tests.loop.states import States
@@ -134,6 +135,25 @@ def on_a_gpu(folder: Path) -> BuiltRun:
     built.state.device = torch.device("cuda", 0)
     built.state.seeded = built.state.generators()
     return built
+
+
+def test_s7_generators_are_bytes_on_the_cpu_whatever_device_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What puts every tensor of a checkpoint on the GPU would put these there too, and no generator takes them then."""
+    Generator(monkeypatch)
+    state = on_a_gpu(tmp_path).state
+    folder = checkpoint.folder_of(tmp_path, 100)
+    save(folder, state.tensors())
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "set_rng_state", given.append)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, device: given.append(found))
+    found = state.generators()
+    with torch.device("meta"):  # where a tensor goes of which nothing else is said
+        checkpoint.load_checkpoint(folder, state.state_tensors(), found)
+        state.restore_generators(found)
+    assert [(one.device.type, one.dtype) for one in given] == [("cpu", torch.uint8)] * 2
+    assert torch.equal(given[1], EARLIER)
 
 
 def test_a_cpu_run_comes_to_a_gpu_whose_generator_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

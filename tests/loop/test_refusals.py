@@ -128,7 +128,7 @@ def every_batch_from(first: int) -> dict[tuple[int, int], str]:
     ids=["from the first", "from step 5", "no retry", "one retry", "now and then", "never forgotten", "forgotten"],
 )
 @TASKS
-def test_the_budget_of_retries(
+def test_s19_s20_the_budget_of_retries(
     task: str,
     places: dict[tuple[int, int], str],
     overrides: tuple[str, ...],

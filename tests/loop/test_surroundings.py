@@ -11,7 +11,7 @@ from pretrain.attempt import start_attempt
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Event
-from tests.loop.lineages import tree
+from tests.loop.lineages import end_of, tree
 from tests.tiny import Recorder, go_on, resume_attempt, tiny, train
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_best_of_an_ancestor_does_not_keep_a_run_from_its_end(tmp_path
     assert any("step 4 is not among the best" in getattr(event, "text", "") for event in screen.events)
 
 
-def test_a_folder_without_its_record_is_said_to_be_passed_over(stopped: Path, tmp_path: Path):
+def test_s23_a_folder_without_its_record_is_said_to_be_passed_over(stopped: Path, tmp_path: Path):
     run = tmp_path / "run"
     shutil.copytree(stopped / "run", run)
     shutil.copytree(run / "attempts/0001/checkpoints/step_00000004", run / "attempts/0001/checkpoints/step_00000099")
@@ -117,6 +117,23 @@ def test_a_folder_without_its_record_is_said_to_be_passed_over(stopped: Path, tm
     screen = Recorder()
     assert resume_attempt(run, [], StopRequest(), [screen]).verdict == "done"
     assert any("step_00000099 has no record" in getattr(event, "text", "") for event in screen.events)
+
+
+def test_s27_the_newest_checkpoint_is_found_by_its_step_and_no_link_leads_to_it(stopped: Path, tmp_path: Path):
+    """There is no pointer that could dangle: a link, whatever its name, is said to be none and is not followed."""
+    run = tmp_path / "run"
+    shutil.copytree(stopped / "run", run)
+    place = run / "attempts/0001/checkpoints"
+    newest = sorted(place.iterdir())[-1]
+    (place / "latest").symlink_to("step_00009999")
+    (place / "step_00000099").symlink_to(newest.name)
+    screen = Recorder()
+    assert resume_attempt(run, [], StopRequest(), [screen]).verdict == "done"
+    told = [getattr(event, "text", "") for event in screen.events]
+    for name in ("latest", "step_00000099"):
+        assert any(f"{name} has no record" in text and text.endswith("from step 6") for text in told), told
+    assert train(tiny(tmp_path, run="untouched")).verdict == "done"
+    assert end_of(run) == end_of(tmp_path / "untouched")
 
 
 def test_data_overwritten_in_place_ends_the_attempt(tmp_path: Path):

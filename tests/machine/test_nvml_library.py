@@ -66,13 +66,17 @@ print(json.dumps(answer))
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the compiled library."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
+    if shutil.which("gcc") is None:
         pytest.skip("there is no gcc here to compile the fake libnvidia-ml.so.1 with")
     folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("fake_nvml.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    compile_library(folder)
     return folder
+
+
+def compile_library(folder: Path) -> None:
+    """Put the fake libnvidia-ml.so.1 into a folder."""
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
 
 
 class Machine:

@@ -73,7 +73,7 @@ def test_fifty_steps_are_those_of_the_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_all_that_is_no_hidden_matrix_takes_the_plain_path(name: str) -> None:
+def test_s48_all_that_is_no_hidden_matrix_takes_the_plain_path(name: str) -> None:
     named, plain = parameters(torch.float32), parameters(torch.float32)
     take_steps(build(name, named), named, range(5))
     take_steps(build(name, plain, use_galore=False), plain, range(5))
@@ -102,7 +102,7 @@ def test_galore_that_would_do_nothing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_zero_gradients_stay_finite_and_move_nothing(name: str) -> None:
+def test_s48_zero_gradients_stay_finite_and_move_nothing(name: str) -> None:
     """At a refresh and after it."""
     named = parameters(torch.float32)
     before = values(named)
@@ -115,7 +115,7 @@ def test_zero_gradients_stay_finite_and_move_nothing(name: str) -> None:
     assert all(torch.isfinite(tensor).all() for tensor in flat_state(optimizer).values())
 
 
-def test_a_gradient_without_a_basis_is_a_named_error_and_moves_nothing() -> None:
+def test_s48_a_gradient_without_a_basis_is_a_named_error_and_moves_nothing() -> None:
     named = parameters(torch.float32)
     optimizer = build("adamw", named)
     take_steps(optimizer, named, range(7))

@@ -30,7 +30,7 @@ def test_every_row_has_a_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(RUNS))
 @pytest.mark.parametrize("stop_after", [1, 6])
-def test_stopped_in_mid_interval_and_resumed_it_ends_in_the_same_bytes(
+def test_s48_stopped_in_mid_interval_and_resumed_it_ends_in_the_same_bytes(
     name: str, stop_after: int, tmp_path: Path
 ) -> None:
     whole = train(tiny(tmp_path, "text", *RUNS[name], run="whole"))

@@ -1,11 +1,14 @@
 """What every optimizer owes its checkpoint: exact, resumable anywhere, as large as theory says, finite on zeros."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from pretrain.errors import IntegrityError
 from pretrain.evidence.checkpoint import load_checkpoint
 from pretrain.optimizers import OPTIMIZERS, flat_state, moment_ratio, set_learning_rate
 from tests.evidence.checkpoint_samples import save
@@ -22,10 +25,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 every_variant = pytest.mark.parametrize("variant", sorted(VARIANTS))
 
 
-def build(variant: str, named: Named, **changes: Any) -> torch.optim.Optimizer:
+def build(variant: str, named: Named, roles: Mapping[str, str] = ROLES, **changes: Any) -> torch.optim.Optimizer:
     name, given = VARIANTS[variant]
     entry = OPTIMIZERS[name]
-    return entry.build(entry.settings(**given, **changes), named, ROLES)
+    return entry.build(entry.settings(**given, **changes), named, roles)
 
 
 def whole(named: Named, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -62,6 +65,29 @@ def test_a_checkpoint_at_any_step_resumes_to_the_same_bits(
     assert raw(whole(other, resumed)) == saved
     take_steps(resumed, other, range(stop, 10))
     assert raw(whole(other, resumed)) == raw(whole(named, optimizer))
+
+
+@every_variant
+def test_s12_a_state_goes_by_name_and_not_by_place(variant: str, tmp_path: Path) -> None:
+    """Parameters of one shape whose places are swapped keep their own moments; one of another name is refused."""
+    named = [*parameters(torch.float32), ("twin", parameters(torch.float32, seed=5)[1][1])]
+    roles = {**ROLES, "twin": ROLES["tall"]}
+    optimizer = build(variant, named, roles=roles)
+    take_steps(optimizer, [(name, one) for name, one in named if name != "twin"], range(3))
+    save(tmp_path / "step_00000100", whole(named, optimizer))
+    saved = raw(whole(named, optimizer))
+
+    other = [(name, nn.Parameter(torch.zeros_like(one))) for name, one in reversed(named)]
+    resumed = build(variant, other, roles=roles)
+    load_checkpoint(tmp_path / "step_00000100", whole(other, resumed))
+    assert raw(whole(other, resumed)) == saved
+    moments = [name for name in saved if name.startswith("optimizer.tall.")]
+    assert not moments or any(saved[name] != saved[name.replace("tall", "twin")] for name in moments)
+
+    renamed = [("third" if name == "twin" else name, one) for name, one in other]
+    stranger = build(variant, renamed, roles={**roles, "third": ROLES["tall"]})
+    with pytest.raises(IntegrityError, match=r"model\.third: not in the checkpoint"):
+        load_checkpoint(tmp_path / "step_00000100", whole(renamed, stranger))
 
 
 @every_variant
