@@ -132,7 +132,7 @@ def publish(path: Path, chunks: bytes | Iterable[bytes | memoryview], *, durable
     published = False
     try:
         try:
-            result = _write_hashed(fd, temporary, chunks)
+            result = _write_hashed(fd, path, chunks)
             with _writing(path, "fsync"):
                 system.fsync(fd)
         finally:
