@@ -17,7 +17,11 @@ class Disk:
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """Take every block that is left, as another process would."""
+        """Take every block that is left, as another process would; what is in memory has no more than it holds then."""
+        if self.device is None:
+            found = os.statvfs(self.path)
+            used = (found.f_blocks - found.f_bfree) * found.f_bsize
+            _call("mount", "-o", f"remount,size={max(used, found.f_bsize)}", str(self.path))
         with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             for size in (65536, 4096, 1):
                 with contextlib.suppress(OSError):

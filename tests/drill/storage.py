@@ -5,8 +5,9 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from pretrain.evidence import checkpoint, events, namespace
@@ -78,67 +79,65 @@ class Storage:
 
     def check(self, point: str, folder: Path) -> None:
         """Make the fault, look at what is left, mend it, and go on to the end of the untouched run."""
-        task, kind, value = point.split()
-        make: Mapping[str, Callable[[Path, str, int], None]] = {
-            "size": lambda *own: self._too_small(*own, in_memory(folder / "disk", size=own[2])),
-            "inodes": lambda *own: self._too_small(*own, in_memory(folder / "disk", inodes=own[2])),
-            "process": lambda *own: self._too_small(*own, in_memory(folder / "disk", size=own[2]), real=True),
-            "filled-at": self._filled,
-            "ext4-at": self._filled_ext4,
-            "readonly-at": self._read_only,
-            "waits-at": self._waits,
-            "stopped-at": self._stopped,
-            "resumed-at": self._resumed,
-            "bytes": self._limited,
-            "bytes-at": self._limited_from("bytes"),
-            "files-at": self._limited_from("files"),
-            "csv": self._own_csv,
-            "deaf": self._deaf,
-        }
-        make[kind](folder, task, int(value))
+        task, kind, word = point.split()
+        value, place = int(word), folder / "disk"
+        match kind:
+            case "size":
+                self._fails(folder, task, in_memory(place, size=value))
+            case "inodes":
+                self._fails(folder, task, in_memory(place, inodes=value))
+            case "process":
+                self._fails(folder, task, in_memory(place, size=value), is_real=True)
+            case "filled-at":
+                self._fails(folder, task, in_memory(place), lambda disk, _: disk.fill(), stop_at=value)
+            case "ext4-at":
+                self._fails(folder, task, ext4(place), lambda disk, _: disk.fill(), stop_at=value)
+            case "readonly-at":
+                self._fails(folder, task, ext4(place), lambda disk, _: disk.fail(), Disk.mend, stop_at=value)
+            case "stopped-at":
+                says = (WAITING, lambda pid: os.kill(pid, signal.SIGTERM))
+                more = {"when_said": says, "overrides": (PATIENT,)}
+                self._fails(folder, task, in_memory(place), lambda disk, _: disk.fill(), stop_at=value, **more)
+            case "bytes":
+                self._fails(folder, task, self._somewhere(folder), mend=_let_be, limits={"bytes": value})
+            case "bytes-at" | "files-at":
+                act = partial(_limit, kind.removesuffix("-at"))
+                self._fails(folder, task, self._somewhere(folder), act, _let_be, stop_at=value)
+            case "waits-at":
+                self._waits(folder, task, value)
+            case "resumed-at":
+                self._resumed(folder, task, value)
+            case "csv":
+                self._own_csv(folder, task)
+            case "deaf":
+                self._deaf(folder, task)
+            case _:
+                raise ValueError(point)
 
     # --- faults ------------------------------------------------------------------------------------------
 
-    def _too_small(
-        self, folder: Path, task: str, _: int, disk: AbstractContextManager[Disk], *, real: bool = False
+    def _fails(
+        self,
+        folder: Path,
+        task: str,
+        made: AbstractContextManager[Disk],
+        act: Callable[[Disk, int], None] = lambda disk, pid: None,
+        mend: Callable[[Disk], None] = Disk.free,
+        *,
+        is_real: bool = False,
+        overrides: tuple[str, ...] = (),
+        **how: object,
     ) -> None:
-        with disk as place:
-            run = place.path / "run"
-            ended = self._real(task, run) if real else self._train(folder, task, run)
-            self._look(ended, run)
-            place.free()
-            self._finish(folder, task, run)
-
-    def _filled(self, folder: Path, task: str, at: int) -> None:
-        with in_memory(folder / "disk") as disk:
-            self._fill_at(folder, task, at, disk)
-
-    def _filled_ext4(self, folder: Path, task: str, at: int) -> None:
-        with ext4(folder / "disk") as disk:
-            self._fill_at(folder, task, at, disk)
-
-    def _fill_at(self, folder: Path, task: str, at: int, disk: Disk) -> None:
-        run = disk.path / "run"
-        ended = self._train(folder, task, run, stop_at=at, when_stopped=lambda _: self._fill(disk))
-        self._look(ended, run)
-        disk.free()
-        self._finish(folder, task, run)
-
-    def _fill(self, disk: Disk) -> None:
-        if disk.device is None:  # to the last block: a filler alone would leave the run a disk of 64 MB
-            found = os.statvfs(disk.path)
-            used = (found.f_blocks - found.f_bfree) * found.f_bsize
-            subprocess.run(
-                ["mount", "-o", f"remount,size={max(used, 4096)}", str(disk.path)], check=True, capture_output=True
-            )
-        disk.fill()
-
-    def _read_only(self, folder: Path, task: str, at: int) -> None:
-        with ext4(folder / "disk") as disk:
+        """Let a run fail on a disk; `act`: what is done to the disk or the process while that stands still."""
+        with made as disk:
             run = disk.path / "run"
-            ended = self._train(folder, task, run, stop_at=at, when_stopped=lambda _: disk.fail())
-            self._look(ended, run)
-            disk.mend()
+            if is_real:
+                ended = self._real(task, run)
+            else:
+                ended = self._train(folder, task, run, *overrides, when_stopped=partial(act, disk), **how)
+            self._look(ended, run, can_remove=mend is not Disk.mend)
+            assert WAITING not in ended.err or "stopped by SIGTERM while it waited" in ended.err, ended
+            mend(disk)
             self._finish(folder, task, run)
 
     def _waits(self, folder: Path, task: str, at: int) -> None:
@@ -148,7 +147,7 @@ class Storage:
             ended = self._train(
                 *(folder, task, run, PATIENT),
                 stop_at=at,
-                when_stopped=lambda _: self._fill(disk),
+                when_stopped=lambda _: disk.fill(),
                 when_said=(WAITING, lambda _: disk.free()),
             )
             if WAITING not in ended.err:  # The attempt was not born yet.
@@ -162,21 +161,6 @@ class Storage:
             assert told.count("paused") == told.count("unpaused") == 1, told
             self._compare(task, run)
 
-    def _stopped(self, folder: Path, task: str, at: int) -> None:
-        """End a wait by a signal."""
-        with in_memory(folder / "disk") as disk:
-            run = disk.path / "run"
-            ended = self._train(
-                *(folder, task, run, PATIENT),
-                stop_at=at,
-                when_stopped=lambda _: self._fill(disk),
-                when_said=(WAITING, lambda pid: os.kill(pid, signal.SIGTERM)),
-            )
-            self._look(ended, run)
-            assert WAITING not in ended.err or "stopped by SIGTERM while it waited" in ended.err, ended
-            disk.free()
-            self._finish(folder, task, run)
-
     def _resumed(self, folder: Path, task: str, at: int) -> None:
         """Fill the disk of a second attempt, whose parent was stopped."""
         with in_memory(folder / "disk") as disk:
@@ -188,33 +172,13 @@ class Storage:
             )
             assert first.code == 75, first
             ended = self._commands.run(
-                folder, ["resume", "--attempt", run], stop_at=at, when_stopped=lambda _: self._fill(disk)
+                folder, ["resume", "--attempt", run], stop_at=at, when_stopped=lambda _: disk.fill()
             )
             self._look(ended, run)
             disk.free()
             self._finish(folder, task, run)
 
-    def _limited(self, folder: Path, task: str, size: int) -> None:
-        with self._somewhere(folder) as disk:
-            run = disk.path / "run"
-            self._look(self._train(folder, task, run, limits={"bytes": size}), run)
-            self._finish(folder, task, run)
-
-    def _limited_from(self, name: str) -> Callable[[Path, str, int], None]:
-        def make(folder: Path, task: str, at: int) -> None:
-            def limit(pid: int) -> None:
-                hard = resource.prlimit(pid, LIMITS[name])[1]
-                # No further file can be opened; no file can become larger than one row.
-                resource.prlimit(pid, LIMITS[name], ({"files": 3, "bytes": 300}[name], hard))
-
-            with self._somewhere(folder) as disk:
-                run = disk.path / "run"
-                self._look(self._train(folder, task, run, stop_at=at, when_stopped=limit), run)
-                self._finish(folder, task, run)
-
-        return make
-
-    def _own_csv(self, folder: Path, task: str, _: int) -> None:
+    def _own_csv(self, folder: Path, task: str) -> None:
         """A CSV whose own disk is full costs its rows and a warning."""
         with in_memory(folder / "disk") as disk, in_memory(folder / "csv", size=4096) as small:
             run = disk.path / "run"
@@ -225,7 +189,7 @@ class Storage:
             assert ended.err.count("warning: there is no CSV of this attempt") == 1, ended
             self._compare(task, run)
 
-    def _deaf(self, folder: Path, task: str, _: int) -> None:
+    def _deaf(self, folder: Path, task: str) -> None:
         """What a person would read goes to a full disk; the training is not theirs to stop."""
         with self._somewhere(folder) as disk:
             run = disk.path / "run"
@@ -248,8 +212,8 @@ class Storage:
         found = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
         return Ended(found.returncode, found.stderr, 0, has_stopped=False)
 
-    def _look(self, ended: Ended, run: Path) -> None:
-        """Exit code 6 with one message, and every checkpoint that was announced and not pruned is there and whole."""
+    def _look(self, ended: Ended, run: Path, *, can_remove: bool = True) -> None:
+        """Exit code 6 with one message, nothing half left, and whole what was announced and not pruned."""
         assert ended.code == 6, ended
         assert "Traceback" not in ended.err, ended.err
         lines = ended.err.splitlines()
@@ -259,6 +223,7 @@ class Storage:
         found = [
             saved for number in numbers for saved in checkpoint.list_checkpoints(namespace.attempt_folder(run, number))
         ]
+        assert not can_remove or not list(run.rglob(".tmp-*")), f"something half is left: {ended}"
         newest = max((checkpoint.verify_checkpoint(folder).step for _, folder in found), default=-1)
         assert newest >= ended.announced, f"a checkpoint that was announced is lost: {ended}"
         if messages[0].startswith("storage"):
@@ -277,6 +242,16 @@ class Storage:
     def _compare(self, task: str, run: Path) -> None:
         assert end_of(run) == self._ends[task], "another end than that of the untouched run"
         assert not list((run / "attempts").glob(".tmp-*")), "temporaries are left"
+
+
+def _limit(name: str, _: Disk, pid: int) -> None:
+    """Let a process open no further file, or let none of its files become larger than a row."""
+    hard = resource.prlimit(pid, LIMITS[name])[1]
+    resource.prlimit(pid, LIMITS[name], ({"files": 3, "bytes": 300}[name], hard))
+
+
+def _let_be(_: Disk) -> None:
+    """The next process has not that limit."""
 
 
 @contextmanager

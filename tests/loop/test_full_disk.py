@@ -18,7 +18,7 @@ from pretrain import files
 from pretrain.attempt import AttemptResult, Words, run, start_attempt
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import checkpoint, events
-from pretrain.loop import storage
+from pretrain.loop import steps, storage
 from pretrain.loop.storage import DiskWait
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Note
@@ -258,16 +258,15 @@ def end(result: AttemptResult, folder: Path) -> tuple[str, bytes]:
     return result.checkpoint.record_sha256, (newest_attempt(folder / "run") / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(
-    ("words", "first"),
+    ("words", "first", "error"),
     [
-        (("shard_",), 1),  # of step 0
-        (("shard_",), 3),
-        (("checkpoint.json",), 2),
-        (("metrics.jsonl",), 5),
-        (("manifest.json",), 1),
-        (("events.jsonl", "shard_"), 5),
+        (("shard_",), 1, errno.ENOSPC),  # of step 0
+        (("shard_",), 3, errno.EDQUOT),
+        (("checkpoint.json",), 2, errno.ENOSPC),
+        (("metrics.jsonl",), 5, errno.EDQUOT),
+        (("manifest.json",), 1, errno.ENOSPC),
+        (("events.jsonl", "shard_"), 5, errno.ENOSPC),
     ],
 )
 def test_a_wait_changes_no_byte(
@@ -289,6 +288,25 @@ def test_a_wait_changes_no_byte(
     # The manifest binds the events, which are closed by then.
     assert told.count("paused") == told.count("unpaused") == (words != ("manifest.json",))
     assert not list((tmp_path / "run").rglob(".tmp-*"))
+
+
+@pytest.mark.parametrize(("words", "first"), [("metrics.jsonl", 5), ("shard_", 3)])
+def test_a_wait_is_in_the_seconds_of_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, first: int
+) -> None:
+    system = Full(words, first=first)
+    clock = Clock(lambda now: setattr(system, "is_full", now < 30))  # the one clock, which nothing moves but the wait
+    recorder = Recorder()
+    monkeypatch.setattr(files, "system", system)
+    monkeypatch.setattr(run, "DiskWait", partial(DiskWait, clock=clock, sleep=clock.sleep))
+    monkeypatch.setattr(run, "TimeSpent", partial(TimeSpent, clock))
+    monkeypatch.setattr(steps, "Throughput", partial(steps.Throughput, clock=clock))
+    start_attempt(tiny(tmp_path, "text", "checkpoint.storage_wait_seconds=60"), StopRequest(), [recorder])
+    assert clock.now > 30
+    phases = ("data_seconds", "compute_seconds", "optimizer_seconds", "evidence_seconds", "seconds_left")
+    assert {getattr(row, name) or 0.0 for row in recorder.rows for name in phases} == {0.0}
+    spent = events.read(newest_attempt(tmp_path / "run"))[-1]["seconds"]
+    assert {kind for kind, seconds in spent.items() if seconds} == {"paused"}
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
