@@ -1,6 +1,7 @@
 """The evidence of one attempt while it runs: rows of the stream, operations, and checkpoints that bind both."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -105,9 +106,9 @@ class AttemptWriter:
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def prune(self, steps: tuple[int, ...]) -> None:
-        """Remove these checkpoints of this attempt, record first."""
+        """Remove these checkpoints of this attempt, record first; some file systems need space even for that."""
         for step in steps:
-            checkpoint.remove_checkpoint(checkpoint.folder_of(self.folder, step))
+            self.patience(partial(checkpoint.remove_checkpoint, checkpoint.folder_of(self.folder, step)))
             del self.saved[step]
 
     def close(self) -> None:
