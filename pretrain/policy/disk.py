@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 # A file takes whole blocks. The rest are sizes as they are seen, or somewhat more, in bytes.
 _BLOCK = 4096
-_STEP_ROW, _VALIDATION_ROW, _CSV_ROW, _SAVED_EVENT = 280, 600, 280, 700
+_STEP_ROW, _VALIDATION_ROW, _CSV_ROW, _SAVED_EVENT = 280, 1600, 280, 700
 _CELL = 48  # one value of a monitor row with its name, or of a block in the CSV
 _RECORD = 16384  # checkpoint.json
 _ATTEMPT = 65536  # config, environment, manifest, incidents

@@ -26,7 +26,7 @@ def test_checkpoints_and_the_one_that_is_being_saved() -> None:
     ("change", "at_least", "at_most"),
     [
         ({"steps": 2000}, 200 * 1000, 400 * 1000),
-        ({"domains": 3}, 2 * 11 * 400, 2 * 11 * 1000),
+        ({"domains": 3}, 2 * 11 * 400, 2 * 11 * 2000),
         ({"prefix_bytes": 12345}, 12345, 12345),
         ({"csv_cells": 0}, 200 * 1000, 400 * 1000),
         ({"csv_cells": 10}, 400 * 1000, 900 * 1000),
