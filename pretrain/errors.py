@@ -73,11 +73,18 @@ class ThermalError(PretrainError):
 
 
 class StorageError(PretrainError):
-    """The disk is full, or the system reported an I/O error while writing."""
+    """The disk is full, or the system reported an I/O error while writing.
+
+    is_full: space is what lacks, nothing of what was refused is left, and it can be tried again once there is some.
+    """
 
     exit_code = 6
     verdict = "storage"
     advice = "free space or mend the disk, then resume"
+
+    def __init__(self, *lines: str, is_full: bool = False) -> None:
+        super().__init__(*lines)
+        self.is_full = is_full
 
 
 class BusyError(PretrainError):

@@ -33,7 +33,9 @@ _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
     errno.ENFILE: "the system is out of open files; close some, then resume",
     errno.EIO: "the disk reports a fault: check it before resuming from it",
+    errno.EFBIG: "a file may not become that large: raise the limit (ulimit -f), then resume",
 }
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NOT_AS_WRITTEN = {
     *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM),
     *(errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG),
@@ -91,17 +93,29 @@ class Published:
 
 
 @contextlib.contextmanager
-def _writing(path: Path, action: str) -> Iterator[None]:
+def _writing(path: Path, action: str, *, repeatable: bool = True) -> Iterator[None]:
     """Turns the OSError of a write into a StorageError that names the path and what to do."""
     try:
         yield
     except OSError as error:
-        raise StorageError(_storage_text(path, action, error)) from error
+        is_full = repeatable and error.errno in _FULL
+        raise StorageError(_storage_text(path, action, error), is_full=is_full) from error
 
 
 def _storage_text(path: Path, action: str, error: OSError) -> str:
     advice = _ADVICE.get(error.errno or 0, "once this is mended the run resumes from its last checkpoint")
+    if error.errno == errno.ENOSPC and _has_no_inodes(path.parent):
+        advice = "the file system has no inodes left (df -i): remove files, then resume"
     return f"{path}: {action} failed: {error.strerror or error}; {advice}"
+
+
+def _has_no_inodes(folder: Path) -> bool:
+    """Whether it is files that a file system is full of; one that makes inodes as it needs them says 0 of 0."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_files > 0 and found.f_favail == 0
 
 
 # --- writing -------------------------------------------------------------------------------------------
@@ -119,7 +133,7 @@ def publish(path: Path, chunks: bytes | Iterable[bytes | memoryview], *, durable
     published = False
     try:
         try:
-            result = _write_hashed(fd, temporary, chunks)
+            result = _write_hashed(fd, path, chunks)
             with _writing(path, "fsync"):
                 system.fsync(fd)
         finally:
@@ -243,7 +257,7 @@ class Appender:
     def append(self, data: bytes) -> None:
         """Add `data` at the end, all of it or none. Raises StorageError."""
         self._check_usable()
-        with _writing(self.path, "appending"):
+        with self._changing("appending"):
             try:
                 _write_fully(self._fd, memoryview(data))
             except OSError as error:
@@ -257,13 +271,23 @@ class Appender:
     def sync(self) -> None:
         """Make everything appended so far durable. Raises StorageError, and then for ever: see the class."""
         self._check_usable()
-        with _writing(self.path, "fsync"):
+        with self._changing("fsync"):
             try:
                 system.fsync(self._fd)
             except OSError as error:
                 # The kernel may drop the dirty pages and report the next fsync as good: never try it again.
                 self._condemned = f"an fsync failed ({error.strerror})"
                 raise
+
+    @contextlib.contextmanager
+    def _changing(self, action: str) -> Iterator[None]:
+        """As `_writing`; what has condemned the stream cannot be tried again."""
+        try:
+            with _writing(self.path, action):
+                yield
+        except StorageError as error:
+            error.is_full = error.is_full and self._condemned is None
+            raise
 
     def _check_usable(self) -> None:
         if self._fd < 0:
@@ -303,8 +327,8 @@ def make_folder(path: Path) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make the names in the folder `path` durable. Raises StorageError."""
-    with _writing(path, "fsync of the folder"):
+    """Make the names in the folder `path` durable. Raises StorageError, which no second fsync would mend."""
+    with _writing(path, "fsync of the folder", repeatable=False):
         fd = system.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             system.fsync(fd)

@@ -1,7 +1,8 @@
 """How an attempt ends: a manifest when it is done, an outcome when it ends otherwise by its own hand."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pretrain.evidence import incident, manifest, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
+from pretrain.evidence.writer import at_once
 from pretrain.loop import LoopParts, show
 from pretrain.machine.watchdog import Watchdog
 from pretrain.state import RunState
@@ -57,7 +59,7 @@ def publish(
     parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     watchdog.keep_quiet()  # A manifest that is being made public, and an outcome beside it, must not be.
-    sha256 = manifest.publish_manifest(writer.folder, record)
+    sha256 = writer.patience(lambda: manifest.publish_manifest(writer.folder, record))
     times = time_lines(run_dir, writer.number, parts.spent.seconds())
     show(
         parts,
@@ -80,13 +82,20 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     parts.spent.lose_the_rest()
     newest = writer.saved[max(writer.saved)] if writer.saved else None
     record = _outcome(state, run_dir, error, newest)
-    try:
-        if not writer.closed:  # a signal or a full disk may come while the manifest is made
-            writer.event("end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
-            writer.close()
-        outcome.publish_outcome(writer.folder, record)
-    except StorageError as lost:
-        show(parts, Note(kind="warning", text=f"the end of this attempt could not be put on record: {lost}"))
+    writer.patience = at_once  # There is nothing more to lose that a resume would not have back.
+    told: list[Callable[[], None]] = [lambda: outcome.publish_outcome(writer.folder, record)]
+    if not writer.closed:  # a signal or a full disk may come while the manifest is made
+        end = partial(writer.event, "end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
+        told = [end, writer.close, *told]
+    lost = []
+    for tell in told:  # each for itself: what has no room in one file may have it in another
+        try:
+            tell()
+        except StorageError as fault:
+            lost.append(str(fault))
+    if lost:
+        text = f"the end of this attempt could not be put on record, which a resume does without: {lost[-1]}"
+        show(parts, Note(kind="warning", text=text))
     show(
         parts,
         End(

@@ -3,16 +3,14 @@
 import torch
 
 from pretrain import files
+from pretrain.errors import StorageError
 from pretrain.loop import LoopParts, show, warn
 from pretrain.telemetry.memory_held import NAME, described, encoded, missed
 from pretrain.telemetry.sink import Event, Note, StepRow
 
 
 class MemorySnapshot:
-    """A sink that publishes memory.json once `step` is taken for the first time; None = never.
-
-    Raises StorageError.
-    """
+    """A sink that publishes memory.json once `step` is taken for the first time; None = never."""
 
     def __init__(self, parts: LoopParts, step: int | None) -> None:
         self._parts, self._step = parts, step
@@ -47,5 +45,9 @@ class MemorySnapshot:
             "rollback copies": copies,
         }
         path = self._parts.writer.folder / NAME
-        files.publish(path, encoded(described(step, named, state.device)))
+        try:
+            files.publish(path, encoded(described(step, named, state.device)))
+        except StorageError as error:  # It is for eyes, and the training goes on without it.
+            warn(self._parts, f"there is no {NAME} of this attempt: {error}")
+            return
         show(self._parts, Note(kind="saved", text=f"what holds the memory at the end of step {step} in {path}"))

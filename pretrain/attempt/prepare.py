@@ -9,6 +9,7 @@ import torch
 
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin, damage_explained
+from pretrain.attempt.preflight import Preflight, look
 from pretrain.attempt.starting_point import Start, load_start
 from pretrain.build import BuiltRun, RunData, build_data, build_run
 from pretrain.config import RunConfig, identity_sha256
@@ -41,6 +42,7 @@ class Prepared:
     identity: str
     environment: dict[str, Any]
     start: Start
+    preflight: Preflight
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origin: Origin | None = None) -> Prepared:
@@ -58,6 +60,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origi
     csv_path = Path(config.telemetry.csv_log_path)
     if csv_path.is_absolute():  # A relative one lies in the attempt's folder, which is new.
         check_place(csv_path, csv_columns(config, built), rotate=config.telemetry.csv_rotate_on_schema_change)
+    preflight = look(config, data, built, origin)
     return Prepared(
         config=config,
         data=data,
@@ -68,6 +71,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origi
         identity=identity_sha256(config, data.hashes(), start.weights_sha256),
         environment=environment.describe(device, config.training.deterministic),
         start=start,
+        preflight=preflight,
     )
 
 

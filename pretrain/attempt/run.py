@@ -28,13 +28,14 @@ from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
-from pretrain.loop import LoopParts, finish_step, limit_targets, save, show, stop_here, train, warn
+from pretrain.loop import DiskWait, LoopParts, finish_step, limit_targets, save, show, stop_here, train, warn
 from pretrain.machine.signals import StopRequest
 from pretrain.machine.watchdog import Watchdog
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.policy.incident import REPORTS
 from pretrain.telemetry.csv_log import CsvLog
+from pretrain.telemetry.csv_sink import CsvSink
 from pretrain.telemetry.rows import RowMaker
 from pretrain.telemetry.sink import Note, Sink
 from pretrain.telemetry.time_spent import TimeSpent
@@ -54,8 +55,8 @@ def start_attempt(
     words: the steps to leave a profile or a memory snapshot of. stalled: given the result where the watchdog ends the
     process, so that nothing is returned.
 
-    Raises ConfigError or DataError with nothing written, BusyError when another process writes the run; once the
-    attempt exists every expected fault is in its outcome.json and in the result.
+    Raises ConfigError, DataError or StorageError with nothing written, BusyError when another process writes the run;
+    once the attempt exists every expected fault is in its outcome.json and in the result.
     """
     spent = TimeSpent()
     asked = words.read(config.training.max_steps)
@@ -217,7 +218,7 @@ def _run_attempt(
     try:
         watchdog.start()
         with (
-            contextlib.closing(_open_csv(prepared, folder)) as csv,
+            contextlib.closing(CsvSink(partial(_open_csv, prepared, folder), partial(warn, parts))) as csv,
             contextlib.closing(parts.state.loader),
             observed(parts, parts.trace),
             contextlib.ExitStack() as feeds,
@@ -294,7 +295,7 @@ def _parts(
     spent: TimeSpent,
 ) -> LoopParts:
     config, built, device = prepared.config, prepared.built, prepared.device
-    return LoopParts(
+    parts = LoopParts(
         config=config,
         task=built.task,
         state=built.state,
@@ -319,6 +320,8 @@ def _parts(
         reasons=[*reasons],
         spent=spent,
     )
+    writer.patience = DiskWait(parts)
+    return parts
 
 
 def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
@@ -335,13 +338,15 @@ def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: 
         limit_targets(parts, find_targets(run_dir, origin, every))
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
+    writer.event("preflight", state.step, **prepared.preflight.fields())
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
     for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    for text in [*stuck, *inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]:
+    told = [*stuck, *inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]
+    for text in [*told, *prepared.preflight.warnings()]:
         warn(parts, text)
     if migrated:
         _record_migration(parts, origin, migrated)

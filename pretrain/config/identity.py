@@ -24,6 +24,8 @@ RESUMABLE: tuple[str, ...] = (
     "data.validation.*.path",
     "checkpoint.max_rolling_checkpoints",
     "checkpoint.keep_every_n_steps",
+    "checkpoint.storage_wait_seconds",
+    "checkpoint.on_low_disk",
     "telemetry.*",
     "thermal.*",
 )

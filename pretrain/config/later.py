@@ -9,6 +9,5 @@ LATER: frozenset[str] = frozenset(
         "data.augment",
         "data.train.*.weight",
         "checkpoint.asynchronous",
-        "checkpoint.storage_wait_seconds",
     ]
 )

@@ -70,6 +70,15 @@ def check_savable(tensors: Mapping[str, torch.Tensor]) -> None:
         )
 
 
+def file_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the size of the file that these tensors will be in one process; they may have no values yet."""
+    chunks = [
+        Chunk(name, DTYPE_WORDS[tensor.dtype], tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+    return len(encode_header(chunks)[0]) + sum(chunk.bytes for chunk in chunks)
+
+
 def write(
     folder: Path,
     tensors: Mapping[str, torch.Tensor],

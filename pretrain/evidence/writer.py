@@ -1,8 +1,9 @@
 """The evidence of one attempt while it runs: rows of the stream, operations, and checkpoints that bind both."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -13,11 +14,26 @@ from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.events import EventLog
 from pretrain.evidence.metrics import Cursor, MetricStream
 
+T = TypeVar("T")
+
+
+class Patience(Protocol):
+    """How often what writes is tried before a full disk is a StorageError."""
+
+    def __call__(self, work: Callable[[], T], size: int = 0) -> T:
+        """Return what `work` returns; it leaves nothing half done when it fails, and needs about `size` bytes."""
+
+
+def at_once(work: Callable[[], T], size: int = 0) -> T:
+    """Try it once."""
+    return work()
+
 
 class AttemptWriter:
     """Writes into one attempt folder.
 
     saved: the checkpoints of this attempt that are still there, by step. closed: the streams take nothing more.
+    patience: how often all that is written here is tried.
     """
 
     def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor) -> None:
@@ -26,6 +42,7 @@ class AttemptWriter:
         self._events = EventLog(folder / "events.jsonl")
         self.saved: dict[int, SavedCheckpoint] = {}
         self.closed = False
+        self.patience: Patience = at_once
 
     @property
     def cursor(self) -> Cursor:
@@ -34,11 +51,11 @@ class AttemptWriter:
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Append one row to the metric stream."""
-        self._metrics.append(row)
+        self.patience(lambda: self._metrics.append(row))
 
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Append one operation, with the clock, to events.jsonl."""
-        self._events.write(name, step, **fields)
+        self.patience(lambda: self._events.write(name, step, **fields))
 
     def sync(self) -> None:
         """Make the rows so far durable."""
@@ -53,31 +70,45 @@ class AttemptWriter:
         path = self.folder / incident.name_of(number)
         if path.parent.is_symlink():
             raise IntegrityError(f"{path.parent}: expected a folder, found a symlink; remove it, and resume")
-        files.make_folder(path.parent)
-        files.publish(path, data)
+
+        def publish() -> None:
+            files.make_folder(path.parent)
+            files.publish(path, data)
+
+        self.patience(publish)
 
     def save(
         self, tensors: Mapping[str, torch.Tensor], *, step: int, batch: int, scalars: Mapping[str, Any]
     ) -> SavedCheckpoint:
         """Make the rows so far durable, then a checkpoint that binds them; `DivergedError` on a non-finite tensor."""
         self._metrics.sync()
-        saved = checkpoint.save_checkpoint(
-            checkpoint.folder_of(self.folder, step),
-            dict(tensors),
-            step=step,
-            batch=batch,
-            identity_sha256=self.identity_sha256,
-            layout={},
-            metrics=self.cursor,
-            scalars=dict(scalars),
-        )
+
+        def save() -> SavedCheckpoint:
+            return checkpoint.save_checkpoint(
+                checkpoint.folder_of(self.folder, step),
+                dict(tensors),
+                step=step,
+                batch=batch,
+                identity_sha256=self.identity_sha256,
+                layout={},
+                metrics=self.cursor,
+                scalars=dict(scalars),
+            )
+
+        saved = self.patience(save, self.size_of(tensors))
         self.saved[step] = saved
         return saved
 
+    def size_of(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Return the bytes of the next checkpoint: as many as the newest has, or about those of the tensors."""
+        if self.saved:
+            return self.saved[max(self.saved)].bytes
+        return sum(tensor.nbytes for tensor in tensors.values())
+
     def prune(self, steps: tuple[int, ...]) -> None:
-        """Remove these checkpoints of this attempt, record first."""
+        """Remove these checkpoints of this attempt, record first; some file systems need space even for that."""
         for step in steps:
-            checkpoint.remove_checkpoint(checkpoint.folder_of(self.folder, step))
+            self.patience(partial(checkpoint.remove_checkpoint, checkpoint.folder_of(self.folder, step)))
             del self.saved[step]
 
     def close(self) -> None:
@@ -85,6 +116,10 @@ class AttemptWriter:
         if self.closed:
             return
         self.closed = True
-        self._metrics.sync()
-        self._metrics.close()
-        self._events.close()
+        try:
+            try:
+                self._metrics.sync()
+            finally:
+                self._metrics.close()
+        finally:
+            self._events.close()

@@ -4,7 +4,8 @@ from pretrain.errors import RunInterruptedError
 from pretrain.loop.monitors import watch_regression
 from pretrain.loop.parts import LoopParts, show, warn
 from pretrain.loop.targets import forget_targets, keep_target
-from pretrain.machine.memory import free_bytes, in_units
+from pretrain.machine.disk import free_bytes
+from pretrain.machine.memory import in_units
 from pretrain.policy.cadence import is_due_or_last, is_on_cadence
 from pretrain.policy.retention import plan, rank_best
 from pretrain.telemetry.sink import Note, ValidationShown
@@ -84,10 +85,7 @@ def _watch_disk(parts: LoopParts) -> None:
     free = free_bytes(writer.folder)
     if parts.disk_is_low or free is None:
         return
-    if writer.saved:
-        size = writer.saved[max(writer.saved)].bytes
-    else:
-        size = sum(tensor.nbytes for tensor in parts.state.tensors().values())
+    size = writer.size_of(parts.state.tensors())
     if free >= 2 * size:
         return
     parts.disk_is_low = True

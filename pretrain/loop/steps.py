@@ -183,6 +183,7 @@ def train(parts: LoopParts) -> None:
         step_shown = state.step  # A step that is undone keeps its number in its row.
         if decision.action == "roll_back":
             roll_back(parts, decision)
+        clock.leave_out(parts.spent.aside)  # a wait for space on the disk
         clock.lap("evidence")
 
         step_row = parts.rows.row(

@@ -1,4 +1,4 @@
-"""Memory and disk of this machine: when the first is exhausted, and how much there is of both."""
+"""Memory of this machine: when it is exhausted, and how much there is of it."""
 
 import os
 import re
@@ -19,15 +19,6 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _EXHAUSTED)
-
-
-def free_bytes(path: Path) -> int | None:
-    """Return what a user may still write to the file system of `path`; None where it does not say."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
 
 
 def resident_bytes() -> int | None:

@@ -11,13 +11,11 @@ from torch import nn
 from pretrain.build import build_data, build_model, build_optimizer, build_task
 from pretrain.config import RunConfig, to_yaml
 from pretrain.config.canonical import tree_of
-from pretrain.evidence.safetensors_file import Chunk, encode_header
-from pretrain.evidence.storage import DTYPE_WORDS
+from pretrain.evidence.shard_writer import file_bytes
 from pretrain.machine import random_state
 from pretrain.models import flops_per_position, roles
 from pretrain.optimizers import flat_state
-from pretrain.policy import retention
-from pretrain.policy.cadence import is_due_or_last
+from pretrain.policy.retention import most_checkpoints
 
 _CUDA_GENERATOR = 16  # bytes of its state: a seed and an offset
 
@@ -120,19 +118,9 @@ def costs_of(config: RunConfig) -> Costs:
             # The update norm of every 32nd step takes a copy, which stays on a CPU.
             "update norm": weights,
         },
-        checkpoint_bytes=_file_bytes(saved),
-        kept=most_checkpoints(config),
+        checkpoint_bytes=file_bytes(saved),
+        kept=most_checkpoints(config.checkpoint, config.validation.validate_every_n_steps, training.max_steps),
     )
-
-
-def most_checkpoints(config: RunConfig) -> int:
-    """Return how many checkpoints of one attempt retention leaves at most, wherever the best ones fall."""
-    settings, last = config.checkpoint, config.training.max_steps
-    every, validate = settings.checkpoint_every_n_steps, config.validation.validate_every_n_steps
-    regular = range(0, last + 1, every)
-    kept = retention.plan(regular, (), settings, () if last % every == 0 else (last,)).keep
-    could_be_best = sum(step not in kept and step > 0 and is_due_or_last(step, validate, last) for step in regular)
-    return len(kept) + min(settings.num_best_checkpoints, could_be_best)
 
 
 def _generators(device: str) -> dict[str, torch.Tensor]:
@@ -151,12 +139,3 @@ def _by_role(model: nn.Module) -> dict[str, int]:
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
-
-
-def _file_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return the size of the safetensors file that a checkpoint of these tensors is."""
-    chunks = [
-        Chunk(name, DTYPE_WORDS[tensor.dtype], tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
-        for name, tensor in tensors.items()
-    ]
-    return len(encode_header(chunks)[0]) + sum(chunk.bytes for chunk in chunks)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from pretrain.policy.cadence import is_due_or_last
 from pretrain.registry import limited
 
 RankedSteps = tuple[tuple[int, float], ...]
@@ -17,12 +18,18 @@ class CheckpointSettings:
     max_rolling_checkpoints: newest checkpoints of that cadence to keep; two stay as rollback targets anyway.
     num_best_checkpoints: checkpoints with the lowest validation loss to keep.
     keep_every_n_steps: keep every checkpoint whose step is a multiple of this; null = none.
+    storage_wait_seconds: how long the run waits for space where a checkpoint, a row or a record meets a full disk or a
+      quota, and tries again, before it ends with exit code 6; 0 = it ends at once.
+    on_low_disk: what is done at the start where the disk of `run.dir` has less room than the run is estimated to need:
+      `warn` says so and begins, `refuse` ends with exit code 6 before anything is written.
     """
 
     checkpoint_every_n_steps: int = limited(100, at_least=1)
     max_rolling_checkpoints: int = limited(3, at_least=1)
     num_best_checkpoints: int = limited(1, at_least=0)
     keep_every_n_steps: int | None = limited(None, at_least=1)
+    storage_wait_seconds: float = limited(0.0, at_least=0)
+    on_low_disk: str = limited("warn", choices=("warn", "refuse"))
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,20 @@ def plan(
         keep={step: tuple(why) for step, why in reasons.items() if why},
         remove=tuple(step for step, why in reasons.items() if not why),
     )
+
+
+def most_checkpoints(settings: CheckpointSettings, validate_every: int, max_steps: int, begun_at: int = -1) -> int:
+    """How many checkpoints of one attempt `plan` leaves at most, wherever the best ones fall.
+
+    begun_at: the step of the checkpoint that the attempt goes on from, which is its parent's; -1 = a new run.
+    """
+    every = settings.checkpoint_every_n_steps
+    regular = [step for step in range(0, max_steps + 1, every) if step > begun_at]
+    kept = plan(regular, (), settings, () if max_steps % every == 0 else (max_steps,)).keep
+    could_be_best = sum(
+        step not in kept and step > 0 and is_due_or_last(step, validate_every, max_steps) for step in regular
+    )
+    return len(kept) + min(settings.num_best_checkpoints, could_be_best)
 
 
 def rank_best(best: Sequence[tuple[int, float]], step: int, value: float, num: int) -> RankedSteps:

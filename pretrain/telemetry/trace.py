@@ -13,7 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pretrain import files
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, StorageError
 
 NAME = "trace.json"
 
@@ -39,7 +39,8 @@ def missed(steps: tuple[int, int]) -> str:
 class StepTrace:
     """Records the steps `first` to `last`, once, and publishes them in the attempt's folder; no steps = nothing.
 
-    tell: takes one sentence, when the trace is there. warn: takes one where none of the steps was taken.
+    tell: takes one sentence, when the trace is there. warn: takes one where none of the steps was taken, or the disk
+    has no room for them.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class StepTrace:
             self._marker.__enter__()
 
     def close(self) -> None:
-        """Publish what was recorded, fewer steps where the attempt ends before; StorageError. Again does nothing."""
+        """Publish what was recorded, fewer steps where the attempt ends before; a second call does nothing."""
         self._publish()
         steps, self._steps = self._steps, None
         if steps is not None:
@@ -83,7 +84,11 @@ class StepTrace:
         self._end_step()
         running.stop()
         events = running.events()  # type: ignore[no-untyped-call]
-        files.publish(self._path, _encoded(events))
+        try:
+            files.publish(self._path, _encoded(events))
+        except StorageError as error:  # It is for eyes, and the training goes on without it.
+            self._warn(f"there is no {NAME} of this attempt: {error}")
+            return
         self._tell(f"profile of {self._recorded} steps in {self._path}, for chrome://tracing or ui.perfetto.dev")
 
     def _end_step(self) -> None:

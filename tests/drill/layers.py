@@ -1,12 +1,24 @@
 """The layers of the drill, in the order in which they are run."""
 
-from tests.drill import clock, concurrency, kill_sweep, lineages, memory, numbers, sensors, signals, surroundings
+from tests.drill import (
+    clock,
+    concurrency,
+    kill_sweep,
+    lineages,
+    memory,
+    numbers,
+    sensors,
+    signals,
+    storage,
+    surroundings,
+)
 from tests.drill.layer import Layer
 
 LAYERS: tuple[Layer, ...] = (
     kill_sweep.LAYER,
     lineages.LAYER,
     signals.LAYER,
+    storage.LAYER,
     numbers.LAYER,
     sensors.LAYER,
     concurrency.LAYER,

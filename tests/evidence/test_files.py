@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,49 @@ def test_an_append_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         assert (raised is not None) == (len(faulty.calls) >= faulty.at)
         if not (faulty.from_then_on and short):  # there the cut back fails as well, and a torn row stays
             assert content in whole
+
+
+@pytest.mark.parametrize("error", [*ERRORS, errno.EFBIG, errno.ENFILE])
+def test_what_space_would_mend_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """A quota and a full disk; not a limit, a fault, or an fsync of names or of a stream, which is never repeated."""
+    is_full = error in (errno.ENOSPC, errno.EDQUOT)
+
+    def refused(at: int, action: Callable[[], object]) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "system", Faulty(at, error))
+            with pytest.raises(StorageError) as raised:
+                action()
+        return raised.value.is_full
+
+    publish = partial(files.publish, tmp_path / "file", NEW)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system", counting := Faulty())
+        publish()
+    for at, name in enumerate(counting.calls, start=1):
+        is_of_names = at > counting.calls.index("replace") + 1
+        assert refused(at, publish) == (is_full and not is_of_names), (at, name)
+    with files.Appender(tmp_path / "stream") as stream:
+        assert refused(1, lambda: stream.append(b"one\n")) == is_full
+        assert not refused(1, stream.sync)
+        assert not refused(9, stream.sync)
+
+
+def test_a_limit_and_inodes_are_told_apart_from_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(error: int) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "system", Faulty(1, error))
+            with pytest.raises(StorageError) as raised:
+                files.publish(tmp_path / "file", NEW)
+        return str(raised.value)
+
+    assert text(errno.EFBIG).endswith("a file may not become that large: raise the limit (ulimit -f), then resume")
+    assert text(errno.ENOSPC).endswith("free space on this disk, then resume")
+    values = list(os.statvfs(tmp_path))
+    values[5:8] = [1000, 0, 0]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    assert text(errno.ENOSPC).endswith("the file system has no inodes left (df -i): remove files, then resume")
+    values[5:8] = [0, 0, 0]  # it makes them as it needs them
+    assert text(errno.ENOSPC).endswith("free space on this disk, then resume")
 
 
 def test_a_failed_append_that_was_cut_back_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pretrain.attempt import start_attempt
 from pretrain.evidence.checkpoint import list_checkpoints
 from pretrain.machine.signals import StopRequest
 from pretrain.plan import costs_of
-from pretrain.plan.costs import most_checkpoints
+from pretrain.policy.retention import most_checkpoints
 from pretrain.telemetry.sink import Begin
 from tests.tiny import Recorder, tiny
 
@@ -99,4 +99,6 @@ def test_a_run_on_a_gpu_is_planned_without_one(tmp_path: Path) -> None:
     ],
 )
 def test_most_checkpoints(tmp_path: Path, kept: int, overrides: list[str]) -> None:
-    assert most_checkpoints(tiny(tmp_path, "text", *overrides)) == kept
+    config = tiny(tmp_path, "text", *overrides)
+    steps = config.training.max_steps
+    assert most_checkpoints(config.checkpoint, config.validation.validate_every_n_steps, steps) == kept
