@@ -312,11 +312,18 @@ class Appender:
 # --- folders and removal -------------------------------------------------------------------------------
 
 
-def make_folder(path: Path) -> None:
-    """Make `path` and its missing parents, each name durable; a folder that is there is left as it is."""
+def make_folder(path: Path, *, is_durable: bool = True) -> None:
+    """Make `path` and its missing parents, each name durable; a folder that is there is left as it is.
+
+    is_durable: false where a process that was killed may have made what is there, before the name was durable; then
+    it is made so.
+    """
     if path.is_dir():
+        # We make none in a folder that may not be read, and a mount point has its name on another file system.
+        if not is_durable and os.access(path.parent, os.R_OK) and not os.path.ismount(path):
+            fsync_folder(path.parent)
         return
-    make_folder(path.parent)
+    make_folder(path.parent, is_durable=is_durable)
     with _writing(path, "making the folder"):
         try:
             system.mkdir(path)

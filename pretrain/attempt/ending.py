@@ -1,6 +1,7 @@
 """How an attempt ends: a manifest when it is done, an outcome when it ends otherwise by its own hand."""
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,10 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     newest = writer.saved[max(writer.saved)] if writer.saved else None
     record = _outcome(state, run_dir, error, newest)
     writer.patience = at_once  # There is nothing more to lose that a resume would not have back.
-    told: list[Callable[[], None]] = [lambda: outcome.publish_outcome(writer.folder, record)]
+    told: list[Callable[[], None]] = []
+    # Where the manifest is there, and only the fsync of its name failed, the attempt is done: resume makes it sure.
+    if not os.path.lexists(writer.folder / manifest.NAME):
+        told.append(lambda: outcome.publish_outcome(writer.folder, record))
     if not writer.closed:  # a signal or a full disk may come while the manifest is made
         end = partial(writer.event, "end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
         told = [end, writer.close, *told]

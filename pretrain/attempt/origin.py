@@ -48,6 +48,11 @@ class Origin:
         """Return the completed steps to go on from."""
         return self.record.step if self.record is not None else 0
 
+    def make_durable(self) -> None:
+        """Make the name of the record that a child binds durable: its writer may have been killed before that."""
+        if self.parent is not None and self.checkpoint is not None:
+            files.fsync_folder(self.folder if self.parent.kind == "manifest" else self.checkpoint)
+
 
 def find_origin(run_dir: Path, number: int, expect_sha256: str | None, step: int | None = None) -> Origin:
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.

@@ -65,7 +65,7 @@ def start_attempt(
     _refuse_old_run(run_dir)
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
-    files.make_folder(run_dir)
+    files.make_folder(run_dir, is_durable=False)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _refuse_old_run(run_dir)
         return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked, stalled)
@@ -167,6 +167,7 @@ def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink], asked: 
     assert origin.finished is not None
     assert origin.checkpoint is not None
     assert origin.record is not None
+    origin.make_durable()  # Who hears that it is done may rely on it.
     done = origin.finished
     text = f"attempt {origin.number:04d} is done at step {done.step}: nothing to do; training.max_steps=N goes on to N"
     newest = namespace.newest(run_dir) or origin.number
@@ -281,6 +282,7 @@ def _create(
     )
     if origin is None or origin.record is None:
         return namespace.create(run_dir, number, config, record)
+    origin.make_durable()
     prefix = metrics.verify_prefix(origin.folder / metrics.NAME, origin.record.metrics)
     return namespace.create(run_dir, number, config, record, prefix, origin.incidents)
 

@@ -240,7 +240,7 @@ def create(
             files.make_folder((folder / path).parent)
             files.publish(folder / path, data)
 
-    files.make_folder(run_dir / ATTEMPTS)
+    files.make_folder(run_dir / ATTEMPTS, is_durable=False)
     files.remove_temporaries(run_dir / ATTEMPTS, recursive=False)
     folder = attempt_folder(run_dir, number)
     files.publish_folder(folder, write)

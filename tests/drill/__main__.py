@@ -27,7 +27,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="drill-"))
     whole, done = not arguments.quick, []
     if arguments.list:
-        for layer in chosen:
+        for layer in (one for one in chosen if one.missing() is None):
             with layer.open(folder, arguments.seed) as faults:
                 for point in faults.points(whole=whole):
                     print(f"{layer.name} {point}")
@@ -46,6 +46,9 @@ def main() -> int:
         print(f"\nWRONG {one.layer} {one.point}: {one.what}")
         if one.point:
             print(f"again: {one.command}")
+    for found in done:
+        if found.skipped:
+            print(f"\nSKIPPED {found.layer.name}: {found.skipped}; {found.layer.title}: that is not tested here")
     if arguments.keep and wrong:
         print(f"\nkept: {folder}")
     return 1 if wrong else 0

@@ -17,18 +17,25 @@ class Faults(Protocol):
         """Make the fault of a point in the empty `folder`, and recover; an AssertionError says what is wrong."""
 
 
+def nothing_missing() -> str | None:
+    """Return None: the fault can be made anywhere."""
+    return None
+
+
 @dataclass(frozen=True)
 class Layer:
     """A kind of fault.
 
     name: L0 to L14. title: what is made to fail. least: points that a quick part must have, and a whole one; fewer mean
     that a change has gone round what the drill looks at. open: sets the layer up in an empty folder, for a seed.
+    missing: returns what this machine lacks for the fault to be made, None = nothing.
     """
 
     name: str
     title: str
     least: tuple[int, int]
     open: Callable[[Path, int], AbstractContextManager[Faults]]
+    missing: Callable[[], str | None] = nothing_missing
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,31 @@
 """The layers of the drill, in the order in which they are run."""
 
 from tests.drill import (
+    broken_savers,
+    calls,
     clock,
     concurrency,
     kill_sweep,
     lineages,
     memory,
     numbers,
+    power_cut,
     sensors,
     signals,
     storage,
     surroundings,
+    syscalls,
 )
 from tests.drill.layer import Layer
 
 LAYERS: tuple[Layer, ...] = (
+    calls.LAYER,
     kill_sweep.LAYER,
     lineages.LAYER,
     signals.LAYER,
+    syscalls.LAYER,
+    power_cut.LAYER,
+    broken_savers.LAYER,
     storage.LAYER,
     numbers.LAYER,
     sensors.LAYER,

@@ -14,16 +14,22 @@ from tests.drill.layer import Layer, Wrong
 
 @dataclass(frozen=True)
 class Drilled:
-    """One layer, gone through: its points, what was wrong at them, and the seconds that it took."""
+    """One layer, gone through: its points, what was wrong at them, and the seconds that it took.
+
+    skipped: why no fault of it was made, "" = they were.
+    """
 
     layer: Layer
     seed: int
     points: int
     wrong: tuple[Wrong, ...]
     seconds: float
+    skipped: str = ""
 
     def line(self) -> str:
         """Return a row of the table."""
+        if self.skipped:
+            return f"{self.layer.name:<5} {'SKIPPED: ' + self.skipped:<31}  {self.layer.title}"
         counts = f"{self.points:>7} {len(self.wrong):>5} {self.seconds:>9.1f} {self.seed:>5}"
         return f"{self.layer.name:<5} {counts}  {self.layer.title}"
 
@@ -35,6 +41,9 @@ def drill(
     layer: Layer, folder: Path, seed: int, *, whole: bool, only: Sequence[str] = (), keep: bool = False
 ) -> Drilled:
     """Make the faults of a layer, or `only` those of these points; `keep`: leave the folders of the bad ones."""
+    lacks = layer.missing()
+    if lacks is not None:
+        return Drilled(layer, seed, 0, (), 0.0, lacks)
     began = time.monotonic()
     wrong: list[Wrong] = []
     setting = folder / "setting"

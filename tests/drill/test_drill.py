@@ -13,4 +13,6 @@ from tests.drill.run import drill
 @pytest.mark.parametrize("layer", LAYERS, ids=[layer.name for layer in LAYERS])
 def test_nothing_is_lost(layer: Layer, tmp_path: Path) -> None:
     found = drill(layer, tmp_path, seed=0, whole=False)
+    if found.skipped:
+        pytest.skip(found.skipped)
     assert not found.wrong, "\n\n".join(f"{one.point}: {one.what}\nagain: {one.command}" for one in found.wrong)

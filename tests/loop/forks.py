@@ -1,4 +1,4 @@
-"""Lives of a run that end by SIGKILL at a chosen change of the disk, or at any moment: one warm process forks them all.
+"""Lives of a run that are killed, whose disk fails, or whose operations are put on record: one warm process forks them.
 
 Forked from pytest they would inherit its threads, so a process of its own imports torch once, trains a tiny run to the
 end, checks that no thread is left, and then forks one child for every life that it is asked for.
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pretrain import files
+from tests.loop.savers import break_saver
+from tests.loop.systems import Failing, Recording, Watched
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 60.0
-_CALLS = frozenset(name for name in vars(files.System) if not name.startswith("_"))
 _CHANGES = frozenset({"write", "truncate", "replace", "unlink", "mkdir", "rmdir"})
 _NUMBERS = struct.Struct("qqq")  # changes, calls, the step of the newest checkpoint that was announced
 
@@ -39,6 +40,10 @@ class Order:
     path holds this. torn: when that change is a write, die in the middle of it, else before it. delay_seconds: die
     at that moment instead. overrides: of the config. does: what the child does instead, as module:function, which is
     called with the order and returns the exit code; it may call `live_on`. words: whatever that function needs.
+
+    fail_at: the call of the file module that fails instead, with the errno of the name `fail_with`, and with it every
+    later one where it is `fail_on`: see `Failing`. record: the file to put the operations of the disk on record in.
+    broken: how its saver is broken: see `SAVERS`.
     """
 
     run: str
@@ -51,6 +56,11 @@ class Order:
     overrides: tuple[str, ...] = ()
     does: str = ""
     words: tuple[str, ...] = ()
+    fail_at: int = 0
+    fail_with: str = ""
+    fail_on: bool = False
+    record: str = ""
+    broken: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class Life:
     last: str
 
 
-class Killing(files.System):
+class Killing(Watched):
     """The real system, which counts and kills its process at the chosen change of the disk.
 
     Between two changes the disk stays as it is, so to die before each change is to die anywhere. A descriptor that
@@ -75,10 +85,6 @@ class Killing(files.System):
         self.order, self.report = order, report
         self.changes, self.calls, self.armed = 0, 0, not order.armed_by
         self.paths: dict[int, str] = {}
-
-    def __getattribute__(self, name: str) -> Any:
-        attribute = super().__getattribute__(name)
-        return (lambda *arguments: self.visit(name, attribute, arguments)) if name in _CALLS else attribute
 
     def visit(self, name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
         self.calls += 1
@@ -106,6 +112,12 @@ def tell(report: mmap.mmap, changes: int, calls: int, last: str) -> None:
     report[_NUMBERS.size : _NUMBERS.size + len(text) + 1] = text + b"\0"
 
 
+def note(*told: Any) -> None:
+    """Put what a person was told among the operations of the disk, where these are on record."""
+    if isinstance(files.system, Recording):
+        files.system.note(*told)
+
+
 class Announced:
     """A sink that puts the step of a checkpoint on record once a person was told that it is saved."""
 
@@ -115,15 +127,32 @@ class Announced:
     def emit(self, event: Any) -> None:
         if getattr(event, "kind", "") == "saved":
             changes, calls, _ = _NUMBERS.unpack_from(self.report)
-            _NUMBERS.pack_into(self.report, 0, changes, calls, int(event.text.rsplit(" ", 1)[1]))
+            step = int(event.text.rsplit(" ", 1)[1])
+            _NUMBERS.pack_into(self.report, 0, changes, calls, step)
+            note("announced", step)
+        if getattr(event, "verdict", "") == "done":
+            note("done")
 
     def close(self) -> None:
         """Nothing is open."""
 
 
+def system_of(order: Order, report: mmap.mmap) -> files.System:
+    """Return what stands in the place of the file module's system in the life of `order`."""
+    if order.record:
+        return break_saver(Recording(Path(order.record), Path(order.run).parent), order.broken)
+    if order.fail_with:
+
+        def told(count: int, what: str) -> None:
+            tell(report, 0, count, what)
+
+        return Failing(order.fail_at, order.fail_with, from_then_on=order.fail_on, told=told)
+    return Killing(order, report)
+
+
 def live(order: Order, report: mmap.mmap) -> int:
     """Live a life in this process and return its exit code."""
-    files.system = Killing(order, report)
+    files.system = system_of(order, report)
     if order.does:
         module, _, function = order.does.partition(":")
         code = getattr(importlib.import_module(module), function)(order)
@@ -133,20 +162,28 @@ def live(order: Order, report: mmap.mmap) -> int:
 
 
 def live_on(order: Order, *sinks: Any) -> int:
-    """Train or resume through the entry points that the command line calls; return the exit code."""
+    """Train or resume as the command line does, which tells a fault in one message; return the exit code."""
     from pretrain.attempt import resume_attempt, start_attempt
+    from pretrain.cli import _run
     from pretrain.config import load
-    from pretrain.errors import PretrainError
+    from pretrain.console import Screen
     from pretrain.machine.signals import StopRequest
 
-    try:
+    def work() -> int:
+        shown = [Screen(), *sinks]
         if order.config is not None:
             config = load(Path(order.config), [f"run.dir={order.run}", *order.overrides])
-            return start_attempt(config, StopRequest(), sinks).exit_code
-        return resume_attempt(Path(order.run), [*order.overrides], StopRequest(), sinks).exit_code
-    except PretrainError as error:
-        traceback.print_exc()
-        return error.exit_code
+            return start_attempt(config, StopRequest(), shown).exit_code
+        return resume_attempt(Path(order.run), [*order.overrides], StopRequest(), shown).exit_code
+
+    code = 1
+    try:
+        _run(work, as_json=False)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    if code == 0:
+        note("done")
+    return code
 
 
 class Child:

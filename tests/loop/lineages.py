@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from pretrain import files, lineage
@@ -48,6 +49,14 @@ def end_of(run: Path) -> End:
     return hashlib.sha256(record).hexdigest(), (attempt / "metrics.jsonl").read_bytes(), incidents
 
 
+def check_claims(attempt: Path) -> None:
+    """An attempt is done and verifies, or is unfinished and whole in all that it has bound, its parent included."""
+    found = lineage.verify(attempt)
+    damage = (found.changed, found.missing, found.unsafe)
+    assert found.ok or (found.unfinished and damage == ((), (), ())), found.text()
+    assert found.parent_ok is not False, found.text()
+
+
 class Lineage:
     """One run and the lives it has had; every life is checked against what a kill may and may not leave behind."""
 
@@ -56,23 +65,30 @@ class Lineage:
         self.lives: list[Life] = []
         self.kinds: Counter[str] = Counter()
         self._trees: dict[int, Tree] = self._attempts()
+        self._step = self.newest_step()
 
-    def live(self, **how: object) -> Life:
+    def live(self, ends: Collection[int] = (0,), **how: object) -> Life:
         """Go on with the run for one life: `train` where there is no attempt yet, else `resume`."""
-        before, step = self._trees, self.newest_step()
-        config = None if before else str(self.config)
-        life = self.forks.live(Order(str(self.run), f"{self.run}.log", config, **how))  # type: ignore[arg-type]
+        config = None if self._trees else str(self.config)
+        order = Order(str(self.run), f"{self.run}.log", config, **how)  # type: ignore[arg-type]
+        life = self.forks.live(order, ends)
+        return self.lived(life, str(how))
+
+    def lived(self, life: Life, how: str) -> Life:
+        """Take in a life, wherever it was lived, and check what it has left behind."""
+        before, step = self._trees, self._step
         self.lives.append(life)
         where = f"life {len(self.lives)}, {how}: {life}"
         after = self._attempts()
         assert {number: after.get(number) for number in before} == before, f"an earlier attempt was touched: {where}"
-        assert life.announced <= self.newest_step(), f"a checkpoint that was announced is lost: {where}"
+        self._step = self.newest_step()
+        assert life.announced <= self._step, f"a checkpoint that was announced is lost: {where}"
         if life.exit_code == 0:
             assert not list((self.run / "attempts").glob(".tmp-*")), f"temporaries are left: {where}"
         elif len(after) == len(before):
             self.kinds["unborn"] += 1
         else:
-            self.kinds["progress" if self.newest_step() > step else "no progress"] += 1
+            self.kinds["progress" if self._step > step else "no progress"] += 1
         self._trees = after
         return life
 
@@ -80,6 +96,11 @@ class Lineage:
         """Return the step of the newest durable checkpoint of any attempt, -1 = there is none."""
         attempts = [namespace.attempt_folder(self.run, number) for number in namespace.list_attempts(self.run)]
         return max((step for attempt in attempts for step, _ in checkpoint.list_checkpoints(attempt)), default=-1)
+
+    def check_claims(self) -> None:
+        """Every attempt is done and verifies, or claims not to be done, and nothing that it has bound is damaged."""
+        for number in namespace.list_attempts(self.run):
+            check_claims(namespace.attempt_folder(self.run, number))
 
     def check_attempts(self) -> None:
         """An attempt with a manifest verifies, one without claims nothing, and each finds its parent as it was."""

@@ -1,0 +1,43 @@
+"""What goes through a layer counts its bad points, wants enough of them, and never passes over what cannot be made."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.drill.layer import Layer
+from tests.drill.run import drill
+
+
+class TwoPoints:
+    def points(self, *, whole: bool) -> Sequence[str]:
+        return ["good", "bad"]
+
+    def check(self, point: str, folder: Path) -> None:
+        assert point == "good", "it is lost"
+
+
+@contextmanager
+def opened(folder: Path, seed: int) -> Iterator[TwoPoints]:
+    yield TwoPoints()
+
+
+LAYER = Layer("L0", "a layer of two points", (2, 3), opened)
+
+
+def test_a_bad_point_is_told_with_its_command(tmp_path: Path) -> None:
+    found = drill(LAYER, tmp_path, seed=4, whole=False)
+    assert [(one.point, one.what.splitlines()[0]) for one in found.wrong] == [("bad", "it is lost")]
+    assert found.wrong[0].command == "python -m tests.drill --layer L0 --seed 4 --point 'bad' --keep"
+    assert found.line().split()[:3] == ["L0", "2", "1"]
+
+
+def test_fewer_points_than_there_must_be_are_wrong(tmp_path: Path) -> None:
+    found = drill(LAYER, tmp_path, seed=0, whole=True)
+    assert "expected at least 3 points, found 2" in found.wrong[-1].what
+
+
+def test_a_layer_that_cannot_be_made_here_is_told_as_skipped(tmp_path: Path) -> None:
+    found = drill(replace(LAYER, missing=lambda: "no such tool"), tmp_path, seed=0, whole=True)
+    assert (found.points, found.wrong) == (0, ())
+    assert found.line().startswith("L0    SKIPPED: no such tool")
