@@ -1,7 +1,6 @@
 """What a verification found, file by file, and how it is told."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +123,17 @@ class Findings:
                 self.add("extra", name + "/", f"{bound_by} names nothing in this folder")
             elif kind == "file" and name not in bound and judged(name):
                 self.add("extra", name, f"{bound_by} does not name it")
-        for name, (size, sha256) in bound.items():
+        there = [name for name in bound if self.kinds.get(name) == "file"]
+        faults = files.verify_all([(self.folder / name, *bound[name]) for name in there])
+        found = dict(zip(there, faults, strict=True))
+        for name in bound:
             if name not in self.kinds:
                 self.add("missing", name, f"named by {bound_by}, but not there")
-            elif self.kinds[name] == "file":
-                with self.changing(name):
-                    os.close(files.open_verified(self.folder / name, size, sha256))
-                    self._verified.add(name)
+            elif found.get(name) is not None:
+                self._found["changed"].add(name)
+                self.explain(str(found[name]))
+            elif name in found:
+                self._verified.add(name)
 
     def verification(
         self,

@@ -1,0 +1,193 @@
+"""How fast an attempt is verified, beside what hashlib alone makes of the same bytes in memory."""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from pretrain import files, lineage
+from pretrain.evidence.checkpoint_record import CheckpointFile, RecordDraft
+from pretrain.evidence.manifest import Latest, build_manifest, publish_manifest
+from pretrain.evidence.metrics import EMPTY
+from pretrain.evidence.namespace import create, environment_record
+from pretrain.evidence.safetensors_file import Chunk, encode_header
+from pretrain.evidence.shards import content_sha256
+
+BLOCK = 1 << 20
+IDENTITY = "0" * 64
+SCALARS: dict[str, Any] = {
+    "loader": {"epoch": 0, "position": 0},
+    "ledger": {
+        "retries": [],
+        "rollbacks": 0,
+        "rung": 0,
+        "incidents": 0,
+        "quarantined": [],
+        "learning_rate_factor": 1.0,
+        "faults_fired": [],
+    },
+    "guard": {},
+    "spikes": {},
+    "scaler": None,
+    "best": [],
+}
+
+
+@dataclass(frozen=True)
+class VerifyRate:
+    """Bytes per second of wall time, medians. hashlib: on one core. one_core, all_cores: of a whole verification.
+
+    processor_per_byte: seconds of processor that the verification on all cores takes, as a multiple of hashlib's.
+    """
+
+    bytes: int
+    files: int
+    cores: int
+    load: float
+    hashlib_per_second: float
+    one_core_per_second: float
+    all_cores_per_second: float
+    processor_per_byte: float
+
+    @property
+    def ratio(self) -> float:
+        """A verification on one core against hashlib."""
+        return self.one_core_per_second / self.hashlib_per_second
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster all cores are."""
+        return self.all_cores_per_second / self.one_core_per_second
+
+
+def make_attempt(folder: Path, checkpoints: int, bytes_each: int) -> Path:
+    """Write a finished attempt of random weights through the functions that a run writes its own with."""
+    record = environment_record(
+        attempt=1,
+        parent=None,
+        versions={},
+        device="cpu",
+        threads=1,
+        cpu_capability="none",
+        determinism={},
+        data=[],
+        tokenizer_sha256=None,
+    )
+    attempt = create(folder, 1, b"{}\n", record)
+    latest = Latest(0, IDENTITY)
+    for step in range(checkpoints):
+        place = attempt / "checkpoints" / f"step_{step:08d}"
+        files.make_folder(place)
+        header, (chunk,) = encode_header([Chunk("model.weight", "U8", (bytes_each,), (0,), (bytes_each,))])
+        weights = np.random.default_rng(step).integers(0, 256, bytes_each, dtype=np.uint8)
+        shard = files.publish(place / "shard_00000.safetensors", [header, weights.data])
+        rows = {chunk.name: (chunk.dtype, chunk.shape, hashlib.sha256(weights.data).hexdigest())}
+        draft = RecordDraft(step, step, IDENTITY, {}, EMPTY, SCALARS)
+        bound = [CheckpointFile("shard_00000.safetensors", shard.bytes, shard.sha256)]
+        latest = Latest(
+            step, files.publish(place / "checkpoint.json", draft.encode(bound, content_sha256(rows))).sha256
+        )
+    manifest = build_manifest(
+        attempt,
+        number=1,
+        step=latest.step,
+        batch=latest.step,
+        identity_sha256=IDENTITY,
+        bit_exact=True,
+        reasons=[],
+        validation="held out",
+        parent=None,
+        latest=latest,
+        best=[],
+        metrics_cursor=EMPTY,
+    )
+    publish_manifest(attempt, manifest)
+    return attempt
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Within this block the machine has one core, as far as this process is concerned."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def measure(folder: Path, megabytes: int, checkpoints: int, rounds: int) -> VerifyRate:
+    """Make an attempt in `folder`, read it once, and time hashlib, one core and all cores in turn."""
+    with mock.patch.object(files.system, "fsync", return_value=None):
+        attempt = make_attempt(folder, checkpoints, megabytes * 1_000_000 // checkpoints)
+    found = lineage.verify(attempt)
+    assert found.ok, found.text()
+    total = sum(path.stat().st_size for path in attempt.rglob("*") if path.is_file())
+    block = memoryview(np.random.default_rng(0).integers(0, 256, BLOCK, dtype=np.uint8).tobytes())
+    alone, one, every, busy = [], [], [], []
+    for _ in range(rounds):
+        with on_one_core():
+            alone.append(_seconds(lambda: _hash(block, total))[0])
+            one.append(_seconds(lambda: lineage.verify(attempt))[0])
+        wall, processor = _seconds(lambda: lineage.verify(attempt))
+        every.append(wall)
+        busy.append(processor)
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    rates = (total / median(alone), total / median(one), total / median(every))
+    return VerifyRate(total, found.num_files, cores, load, *rates, median(busy) / median(alone))
+
+
+def _hash(block: memoryview, total: int) -> None:
+    digest = hashlib.sha256()
+    for start in range(0, total, len(block)):
+        digest.update(block[: total - start])
+
+
+def _seconds(work: Any) -> tuple[float, float]:
+    """Return the seconds of wall time and of processor that a call takes."""
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def table(rate: VerifyRate) -> str:
+    """Return the rates as a plain table."""
+    lines = [
+        ("hashlib alone, one core", rate.hashlib_per_second, ""),
+        ("verify-manifest, one core", rate.one_core_per_second, f"{rate.ratio:.3f} of hashlib"),
+        (f"verify-manifest, {rate.cores} cores", rate.all_cores_per_second, f"{rate.speedup:.2f} times one core"),
+    ]
+    text = [f"{rate.bytes / 1e9:.2f} GB in {rate.files} files, in the page cache; load average {rate.load:.2f}"]
+    text += [f"{name:<28}{value / 1e9:>8.2f} GB/s  {beside}" for name, value, beside in lines]
+    text.append(f"processor seconds on all cores: {rate.processor_per_byte:.2f} times those of hashlib")
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verify_rate", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--megabytes", type=int, default=2000)
+    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        rate = measure(Path(folder), arguments.megabytes, arguments.checkpoints, arguments.rounds)
+    answer = {**dataclasses.asdict(rate), "ratio": rate.ratio, "speedup": rate.speedup}
+    print(json.dumps({"verify": answer}) if arguments.json else table(rate))
+
+
+if __name__ == "__main__":
+    main()
