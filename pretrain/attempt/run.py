@@ -16,7 +16,14 @@ from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
-from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
+from pretrain.attempt.prepare import (
+    Prepared,
+    csv_columns,
+    prepare,
+    restore_or_pass_over,
+    surroundings,
+    utilization,
+)
 from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.standstill import standstill
@@ -87,33 +94,40 @@ def resume_attempt(
 ) -> AttemptResult:
     """Verify the attempt that `path` means, open a child and go on from its newest checkpoint, or that of `step`.
 
+    The newest is the newest that verifies: one that is torn or damaged is passed over, and told of.
     migrate: the child may have another schedule, and so be another run from there on; a row of its stream says so.
-    require_latest: refuse where something newer than that checkpoint lies there and is none.
+    require_latest: refuse where something newer than that checkpoint lies there and is none, or does not verify.
     A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
     """
     spent = TimeSpent()
     run_dir, _ = namespace.resolve(path)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _, number = namespace.resolve(path)  # Another process may have made an attempt until the lock was free.
-        with stop.interrupting():
-            origin = find_origin(run_dir, number, expect_sha256, step)
-            if require_latest:
-                refuse_passed_over(origin)
-            config, migrated = child_config(origin, overrides, migrate=migrate)
-            if config.run.dir != str(run_dir):
-                config = replace(config, run=RunSettings(dir=str(run_dir)))
-                _check_readable(config)
-            asked = words.read(config.training.max_steps)
-            if not migrated:
-                refuse_the_same_again(origin, config)
-                if origin.finished is not None and config.training.max_steps <= origin.finished.step:
-                    return _nothing_to_do(run_dir, origin, sinks, asked)
-            prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
-            reasons = surroundings(origin, prepared)
-            if require_bit_exact and reasons:
-                raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
-            with memory_explained(config, lambda: f"{origin.checkpoint or origin.folder}, while it is read"):
-                restore(prepared.built, origin)
+        damaged: dict[Path, str] = {}
+        while True:
+            with stop.interrupting():
+                origin = find_origin(run_dir, number, expect_sha256, step, damaged)
+                if require_latest:
+                    refuse_passed_over(origin)
+                config, migrated = child_config(origin, overrides, migrate=migrate)
+                if config.run.dir != str(run_dir):
+                    config = replace(config, run=RunSettings(dir=str(run_dir)))
+                    _check_readable(config)
+                asked = words.read(config.training.max_steps)
+                if not migrated:
+                    refuse_the_same_again(origin, config)
+                    if origin.finished is not None and config.training.max_steps <= origin.finished.step:
+                        return _nothing_to_do(run_dir, origin, sinks, asked)
+                prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
+                reasons = surroundings(origin, prepared)
+                if require_bit_exact and reasons:
+                    raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
+                with memory_explained(config, partial(_while_it_is_read, origin)):
+                    fault = restore_or_pass_over(prepared, origin)
+            if fault is None or origin.checkpoint is None:
+                break
+            damaged[origin.checkpoint] = fault
+            del prepared  # before there is another one: the memory may hold no more
         newest = namespace.newest(run_dir) or number
         _say_what_is_left(origin, sinks)
         if newest != number:
@@ -125,6 +139,10 @@ def resume_attempt(
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
         return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated)
+
+
+def _while_it_is_read(origin: Origin) -> str:
+    return f"{origin.checkpoint or origin.folder}, while it is read"
 
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:

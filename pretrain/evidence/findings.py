@@ -96,9 +96,10 @@ class Findings:
         """Whether the file `name` was found as it was bound, and nothing else about it."""
         return name in self._verified and not any(name in names for names in self._found.values())
 
-    def damaged(self) -> list[str]:
-        """Return what is missing, changed or unsafe so far; what is only there besides is not."""
-        return sorted(self._found["missing"] | self._found["changed"] | self._found["unsafe"])
+    def is_sound(self, *names: str) -> bool:
+        """Whether nothing was found about these files so far, nor about anything below these folders, named `a/`."""
+        folders = tuple(name for name in names if name.endswith("/"))
+        return not any(name in names or name.startswith(folders) for found in self._found.values() for name in found)
 
     @contextlib.contextmanager
     def changing(self, name: str) -> Iterator[None]:
