@@ -18,7 +18,7 @@ from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
 from pretrain.policy.cadence import is_on_cadence
-from pretrain.policy.recovery import Target
+from pretrain.policy.recovery import TARGETS, LadderState, Target, is_behind_slowing
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def find_origin(
 ) -> Origin:
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
 
-    A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint, the metric prefix
-    and the incidents that it binds, while the files of that checkpoint are verified when they are loaded. One that
-    does not verify is passed over for the one before it; an IntegrityError names what there is no way round.
+    A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint and the metric
+    prefix that it binds, while the files of that checkpoint are verified when they are loaded. One that does not
+    verify is passed over for the one before it; an IntegrityError names what there is no way round.
     expect_sha256: the hash that the manifest, or the checkpoint record, must have. step: that of the checkpoint of
     this attempt to go on from, and no other, None = the newest. damaged: checkpoints whose files were found not to
     verify, and why.
@@ -77,16 +77,16 @@ def find_origin(
     environment = namespace.read_environment(named)
     config = _config_of(named, environment)
     finished, manifest_sha256 = _manifest(named)
-    bound: _Bound | None = None
+    record: CheckpointRecord | None = None
     faults: list[str] = []
     parent: Parent | None
     if step is not None and (finished is None or finished.latest.step != step):
         folder, parent = named, Parent(number, "checkpoint", checkpoint.read_record(_place(named, step)).record_sha256)
     else:
         if finished is None:
-            bound, faults = _newest_that_verifies(named, damaged)
-        if bound is not None:
-            folder, parent, step = named, Parent(number, "checkpoint", bound.record.record_sha256), bound.record.step
+            record, faults = _newest_that_verifies(named, damaged)
+        if record is not None:
+            folder, parent, step = named, Parent(number, "checkpoint", record.record_sha256), record.step
         else:
             folder, parent, step = _beginning(run_dir, number, finished, manifest_sha256, faults)
     passed_over = [f"{fault}; going on from step {step}" for fault in faults]
@@ -99,54 +99,44 @@ def find_origin(
     if parent is None:
         return Origin(number, config, environment, named, None, None, None, None, None, tuple(passed_over))
     place = checkpoint.folder_of(folder, step)
-    is_newest = bound is not None
-    if bound is None:
+    is_newest = record is not None
+    if record is None:
         with damage_explained(run_dir, place):
-            checkpoint.read_record(place)
-        bound = _read_bound(place)
+            record = checkpoint.read_record(place)  # its files are verified while they are loaded
+        _verify_rows(place, record)
+    count = record.scalars["ledger"]["incidents"]
+    incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
+    passed_over += [
+        f"{folder / name}: the file of an incident is gone"
+        for name in map(incident.name_of, range(1, count + 1))
+        if name not in incidents
+    ]
     owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
-        *(number, config, environment, folder, parent, place, bound.record, finished, manifest_sha256),
-        *((*passed_over, *bound.gone), bound.incidents, owner),
+        *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
+        *(tuple(passed_over), incidents, owner),
         is_replaceable=is_newest and expect_sha256 is None,
     )
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """The record of a checkpoint whose rows are as it binds them; incidents: those it counts, gone: those not there."""
-
-    record: CheckpointRecord
-    incidents: Mapping[str, bytes]
-    gone: tuple[str, ...]
-
-
-def _read_bound(place: Path) -> _Bound:
-    """Read and verify all that the record of a checkpoint binds but its files: those are verified when loaded."""
-    folder = place.parent.parent
-    record = checkpoint.read_record(place)
-    for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
+def _verify_rows(place: Path, record: CheckpointRecord) -> None:
+    for _ in metrics.verify_prefix(place.parent.parent / metrics.NAME, record.metrics):
         pass
-    count = record.scalars["ledger"]["incidents"]
-    incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
-    gone = tuple(
-        f"{folder / name}: the file of an incident is gone"
-        for name in map(incident.name_of, range(1, count + 1))
-        if name not in incidents
-    )
-    return _Bound(record, incidents, gone)
 
 
-def _newest_that_verifies(folder: Path, damaged: Mapping[Path, str]) -> tuple[_Bound | None, list[str]]:
-    """Return what the newest checkpoint that verifies binds, and why those after it do not."""
+def _newest_that_verifies(folder: Path, damaged: Mapping[Path, str]) -> tuple[CheckpointRecord | None, list[str]]:
+    """Return the record of the newest checkpoint that verifies, rows and all, and why those after it do not."""
     faults: list[str] = []
     for _, place in reversed(checkpoint.list_checkpoints(folder)):
         reason = damaged.get(place)
         if reason is None:
             try:
-                return _read_bound(place), faults
+                record = checkpoint.read_record(place)
+                _verify_rows(place, record)
             except IntegrityError as error:
                 reason = str(error)
+            else:
+                return record, faults
         faults.append(f"{place} does not verify and is passed over: {reason}")
     return None, faults
 
@@ -279,22 +269,40 @@ def _step_of(folder: Path, record_sha256: str) -> int:
     return -1
 
 
-def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path]:
-    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, ascending.
+def find_targets(
+    run_dir: Path, origin: Origin, every: int, ladder: LadderState
+) -> tuple[dict[Target, Path], list[str]]:
+    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, and what is lost of them.
 
     Of a step that several attempts of the lineage reached, the one of the youngest: what an older one holds there
-    may have been undone. They are verified when they are read.
+    may have been undone. The newest are verified here; where one is gone or damaged, an older one takes its place, and
+    a run that goes back comes to another end than it would have.
     """
     found: dict[int, Path] = {}
     for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
-        if step <= origin.step and is_on_cadence(step, every):
+        if step <= origin.step and is_on_cadence(step, every) and is_behind_slowing(step, ladder):
             found.setdefault(step, place)
-    targets = {}
-    for step in sorted(found):
-        # One that was damaged since is no place to go back to; the run may never need it.
-        with contextlib.suppress(IntegrityError):
-            targets[Target(step, checkpoint.read_record(found[step]).batch)] = found[step]
-    return targets
+    cadence = [step for step in range(origin.step - origin.step % every, -1, -every) if is_behind_slowing(step, ladder)]
+    targets: dict[Target, Path] = {}
+    lost = []
+    for step in sorted({*cadence[:TARGETS], *found}, reverse=True) if origin.record is not None else ():
+        if len(targets) == TARGETS:
+            break
+        try:
+            record = _record_of_target(origin, step, found.get(step))
+        except IntegrityError as error:
+            lost.append(f"it cannot go back to step {step} any more: {error}")
+        else:
+            targets[Target(step, record.batch)] = found[step]
+    return targets, lost
+
+
+def _record_of_target(origin: Origin, step: int, place: Path | None) -> CheckpointRecord:
+    if place is None:
+        raise IntegrityError(f"the checkpoint of step {step} is gone from {origin.folder} and what it goes on from")
+    if origin.record is not None and place == origin.checkpoint:
+        return origin.record  # its files were verified when they were loaded
+    return checkpoint.verify_checkpoint(place)
 
 
 def find_record(run_dir: Path, number: int, step: int) -> str | None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from pretrain.machine.watchdog import Watchdog
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.policy.incident import REPORTS
+from pretrain.policy.recovery import Target
 from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.csv_sink import CsvSink
 from pretrain.telemetry.rows import RowMaker
@@ -120,14 +121,18 @@ def resume_attempt(
                         return _nothing_to_do(run_dir, origin, sinks, asked)
                 prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
                 reasons = surroundings(origin, prepared)
-                if require_bit_exact and reasons:
-                    raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
                 with memory_explained(config, partial(_while_it_is_read, origin)):
                     fault = restore_or_pass_over(prepared, origin)
             if fault is None or origin.checkpoint is None:
                 break
             damaged[origin.checkpoint] = fault
             del prepared  # before there is another one: the memory may hold no more
+        with stop.interrupting():
+            every, ladder = config.checkpoint.checkpoint_every_n_steps, prepared.built.state.ledger.ladder
+            targets, lost = find_targets(run_dir, origin, every, ladder)
+            reasons += [reason for reason in lost if reason not in reasons]
+            if require_bit_exact and reasons:
+                raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
         newest = namespace.newest(run_dir) or number
         _say_what_is_left(origin, sinks)
         if newest != number:
@@ -138,7 +143,9 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated)
+        return _run_attempt(
+            prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated, targets
+        )
 
 
 def _while_it_is_read(origin: Origin) -> str:
@@ -214,6 +221,7 @@ def _run_attempt(
     asked: Asked,
     stalled: Answer,
     migrated: Keys = MappingProxyType({}),
+    targets: Mapping[Target, Path] = MappingProxyType({}),
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -248,7 +256,7 @@ def _run_attempt(
                 feeds.enter_context(observed(parts, feed))
                 parts.sinks = [*parts.sinks, feed]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
-                _work(parts, prepared, origin, reasons, migrated)
+                _work(parts, prepared, origin, reasons, migrated, targets)
         parts.sinks = sinks
         stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
@@ -347,13 +355,20 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
     return CsvLog(folder / settings.csv_log_path, names, rotate=settings.csv_rotate_on_schema_change)
 
 
-def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str], migrated: Keys) -> None:
+def _work(
+    parts: LoopParts,
+    prepared: Prepared,
+    origin: Origin | None,
+    reasons: list[str],
+    migrated: Keys,
+    targets: Mapping[Target, Path],
+) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
     run_dir, every = Path(prepared.config.run.dir), prepared.config.checkpoint.checkpoint_every_n_steps
     set_learning_rate(state.optimizer, parts.learning_rate(state.step))
     if origin is not None:
-        limit_targets(parts, find_targets(run_dir, origin, every))
+        limit_targets(parts, targets)
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
     writer.event("preflight", state.step, **prepared.preflight.fields())

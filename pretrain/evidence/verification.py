@@ -221,11 +221,7 @@ def _check_bound_by_checkpoints(findings: Findings) -> list[CheckpointRecord]:
             broken = metrics.broken_prefixes(findings.folder / metrics.NAME, broken)
             for folder in (folder for folder, record in records.items() if record.metrics in broken):
                 findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
-    return [
-        record
-        for folder, record in records.items()
-        if record.metrics not in broken and findings.is_sound(folder) and _has_incidents(findings, record)
-    ]
+    return [record for folder, record in records.items() if record.metrics not in broken and findings.is_sound(folder)]
 
 
 def _has_incidents(findings: Findings, record: CheckpointRecord) -> bool:
@@ -238,13 +234,15 @@ def _unfinished(findings: Findings, usable: list[CheckpointRecord], *, has_paren
     """What an attempt without a manifest is, and what `pretrain resume` makes of what was found."""
     what = f"there is no {NAME}: the attempt is unfinished, and `pretrain resume`"
     saved = [step for step, _ in checkpoint.list_checkpoints(findings.folder)]
-    last = max((record.step for record in usable), default=-1)
+    newest = usable[-1] if usable else None
+    last = -1 if newest is None else newest.step
     over = ", ".join(str(step) for step in saved if step > last)
-    if not findings.is_sound(CONFIG, ENVIRONMENT) or (saved and not usable and not has_parent):
+    is_lost = newest is None and saved and not has_parent
+    if is_lost or not findings.is_sound(CONFIG, ENVIRONMENT) or (newest and not _has_incidents(findings, newest)):
         return f"{what} refuses it as it is"
     if not over:
         return f"{what} goes on from it"
-    goes_on = f"from that of step {last}" if usable else "from where it began"
+    goes_on = "from where it began" if newest is None else f"from that of step {last}"
     return f"{what} passes over the checkpoints of steps {over} and goes on {goes_on}"
 
 

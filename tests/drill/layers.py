@@ -3,6 +3,7 @@
 from tests.drill import (
     clock,
     concurrency,
+    corruption,
     kill_sweep,
     lineages,
     memory,
@@ -19,6 +20,7 @@ LAYERS: tuple[Layer, ...] = (
     lineages.LAYER,
     signals.LAYER,
     storage.LAYER,
+    corruption.LAYER,
     numbers.LAYER,
     sensors.LAYER,
     concurrency.LAYER,

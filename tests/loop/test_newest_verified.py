@@ -10,7 +10,7 @@ import pytest
 
 from pretrain import files
 from pretrain.attempt import AttemptResult, resume_attempt
-from pretrain.errors import IntegrityError
+from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine.signals import StopRequest
 from tests.cli.calling import flip, pretrain
@@ -149,6 +149,33 @@ def test_the_only_one_of_a_child_torn_goes_on_where_the_child_began(made: Path, 
     assert any(f"{place} does not verify and is passed over" in text for text in warnings)
     assert end_of(run) == end_of(made / "whole")
     assert pretrain("verify-manifest", run, "--lineage").code == 0
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+@pytest.mark.parametrize("name", ["shard_00000.safetensors", "checkpoint.json"])
+def test_one_that_can_no_longer_be_gone_back_to_is_on_record(
+    run: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    """After a spike the run would go back to step 12 or 8; to another one it may come to another end."""
+    damage(run / "attempts/0001/checkpoints/step_00000012" / name)
+    with pytest.raises(ConfigError, match=r"--require-bit-exact: it cannot go back to step 12 any more: .*step"):
+        go_on(run, require_bit_exact=True)
+    assert os.listdir(run / "attempts") == ["0001"]
+    result, warnings = resumed(run)
+    assert result.verdict == "done"
+    assert any("it cannot go back to step 12 any more" in text for text in warnings)
+    record = json.loads((newest_attempt(run) / "manifest.json").read_text())
+    assert record["bit_exact"] is False
+    assert "it cannot go back to step 12 any more" in record["reasons"][0]
+
+
+def test_what_it_never_goes_back_to_may_be_damaged(made: Path, run: Path) -> None:
+    for record in sorted(run.glob("attempts/0001/checkpoints/*/checkpoint.json"))[:2]:
+        flip(record)
+    result, _ = resumed(run)
+    assert result.verdict == "done"
+    assert json.loads((newest_attempt(run) / "manifest.json").read_text())["bit_exact"] is True
+    assert end_of(run) == end_of(made / "whole")
 
 
 def test_nothing_takes_the_place_of_one_that_was_named(run: Path) -> None:
