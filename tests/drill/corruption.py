@@ -183,7 +183,7 @@ class Corruption:
         self._end = end_of(folder / "finished")
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Every damage of every file that is bound; of a quick part every 13th, and fewer of those after which a run is trained."""
+        """Every damage of every file that is bound; of a quick part every 13th, and fewer after which a run trains."""
         finished, stopped = ([f"{run} {damage}" for damage in self._damages(run)] for run in ("finished", "stopped"))
         return [*finished, *stopped] if whole else [*finished[::13], *stopped[::29]]
 

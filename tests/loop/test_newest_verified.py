@@ -137,6 +137,16 @@ def test_all_of_them_torn_is_refused_with_each_of_them_named(run: Path) -> None:
     assert {**tree(run), ".": before["."]} == {**before, ".": before["."]}
 
 
+def test_a_link_for_a_record_is_no_save_that_was_cut_short(run: Path) -> None:
+    """Where all records are links, it is refused; where they are gone, a kill may have come before the first."""
+    for record in run.glob("attempts/0001/checkpoints/*/checkpoint.json"):
+        linked(record)
+    with pytest.raises(IntegrityError, match="none of its checkpoints verifies") as refused:
+        go_on(run)
+    assert "found a symlink" in str(refused.value)
+    assert os.listdir(run / "attempts") == ["0001"]
+
+
 def test_the_only_one_of_a_child_torn_goes_on_where_the_child_began(made: Path, run: Path) -> None:
     assert go_on(run, stop_after=1).verdict == "interrupted"
     (place,) = (run / "attempts/0002/checkpoints").iterdir()
