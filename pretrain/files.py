@@ -18,7 +18,6 @@ from pretrain import progress
 from pretrain.errors import BusyError, IntegrityError, StorageError
 
 BLOCK = 1 << 20  # bytes at a time: large enough to stream, small enough to hash from the cache
-HASH_BLOCK = 1 << 18  # read into one buffer over and over, which stays in the cache of its core
 THREADS_FROM = 8 << 20  # bytes to verify in all, from which on threads pay
 THREADS_LIMIT = 16
 TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9]+-.+", re.DOTALL)
@@ -607,7 +606,7 @@ def _blocks(path: Path, fd: int) -> Iterator[bytes]:
 def _hash(path: Path, fd: int, size: int, stopped: threading.Event | None = None) -> Published:
     """Size and SHA-256 of what is read from `fd`, of about `size` bytes; a hash that was `stopped` is of no use."""
     digest, total = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(max(4096, min(HASH_BLOCK, size))))
+    buffer = memoryview(bytearray(max(4096, min(BLOCK, size))))
     while stopped is None or not stopped.is_set():
         try:
             count = system.read_into(fd, buffer)
