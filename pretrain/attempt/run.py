@@ -1,7 +1,6 @@
 """run_pretraining_attempt, new or resumed: config, namespace, state, loop, manifest; every end is on record."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
+from pretrain.attempt.places import check_readable, refuse_old_run, refuse_unusable
 from pretrain.attempt.prepare import (
     Prepared,
     csv_columns,
@@ -28,7 +28,7 @@ from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.standstill import standstill
 from pretrain.attempt.trackers import open_feeds
-from pretrain.config import RunConfig, RunSettings, parse, to_yaml, value_text, warnings
+from pretrain.config import RunConfig, RunSettings, to_yaml, value_text, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
@@ -69,13 +69,13 @@ def start_attempt(
     spent = TimeSpent()
     asked = words.read(config.training.max_steps)
     run_dir = Path(config.run.dir)
-    _refuse_unusable(run_dir)
-    _refuse_old_run(run_dir)
+    refuse_unusable(run_dir)
+    refuse_old_run(run_dir)
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
     files.make_folder(run_dir)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
-        _refuse_old_run(run_dir)
+        refuse_old_run(run_dir)
         return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked, stalled)
 
 
@@ -113,7 +113,7 @@ def resume_attempt(
                 config, migrated = child_config(origin, overrides, migrate=migrate)
                 if config.run.dir != str(run_dir):
                     config = replace(config, run=RunSettings(dir=str(run_dir)))
-                    _check_readable(config)
+                    check_readable(config)
                 asked = words.read(config.training.max_steps)
                 if not migrated:
                     refuse_the_same_again(origin, config)
@@ -161,31 +161,6 @@ def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
         )
         for sink in sinks:
             sink.emit(Note(kind="warning", text=text))
-
-
-def _refuse_unusable(run_dir: Path) -> None:
-    """Refuse a run.dir that is, or lies under, something else than a folder; what is missing will be made."""
-    nearest = next(place for place in (run_dir, *run_dir.parents) if os.path.lexists(place) or place == place.parent)
-    if not nearest.is_dir():
-        raise ConfigError(f"run.dir: {nearest} is no folder; choose another run.dir")
-
-
-def _check_readable(config: RunConfig) -> None:
-    """Refuse a run that was moved to a path which its own config.yaml could not say."""
-    try:
-        same = parse(to_yaml(config), "config.yaml") == config
-    except (ConfigError, UnicodeError):
-        same = False
-    if not same:
-        raise ConfigError(f"run.dir: {config.run.dir!r} cannot stand in a config.yaml; move the run to a plainer path")
-
-
-def _refuse_old_run(run_dir: Path) -> None:
-    if namespace.list_attempts(run_dir):
-        raise ConfigError(
-            f"run.dir: {run_dir} already holds attempts; go on with `{resume_command(run_dir)}`, "
-            "or choose another run.dir"
-        )
 
 
 def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink], asked: Asked) -> AttemptResult:
