@@ -53,6 +53,7 @@ bench: install
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.guard_cost
 	$(BIN)/python -m benchmarks.monitor_cost
+	$(BIN)/python -m benchmarks.verify_rate
 
 # Every fault at every point that can be made here, each followed by a recovery; a quick part runs with the tests.
 drill: develop

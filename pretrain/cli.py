@@ -122,7 +122,7 @@ def resume(
         bool, typer.Option("--migrate", help="Let scheduler.* change: another run from there on, on record.")
     ] = False,
     require_latest: Annotated[
-        bool, typer.Option("--require-latest", help="Refuse where the newest checkpoint is cut short or has no record.")
+        bool, typer.Option("--require-latest", help="Refuse where the newest checkpoint does not verify.")
     ] = False,
     gpu_temp_guard: GpuTempGuard = None,
     switch_on_thermal: SwitchOnThermal = None,

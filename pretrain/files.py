@@ -8,7 +8,8 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -17,6 +18,8 @@ from pretrain import progress
 from pretrain.errors import BusyError, IntegrityError, StorageError
 
 BLOCK = 1 << 20  # bytes at a time: large enough to stream, small enough to hash from the cache
+THREADS_FROM = 8 << 20  # bytes to verify in all, from which on threads pay
+THREADS_LIMIT = 16
 TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9]+-.+", re.DOTALL)
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not wait
@@ -52,6 +55,9 @@ class System:
 
     def read(self, fd: int, count: int) -> bytes:
         return os.read(fd, count)
+
+    def read_into(self, fd: int, buffer: memoryview) -> int:
+        return os.readv(fd, [buffer])
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
@@ -471,7 +477,11 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 def hash_file(path: Path) -> Published:
     """Size and SHA-256 of the regular file `path`, streamed. Raises IntegrityError."""
-    return _hash(read_blocks(path))
+    fd, size = _open_regular(path)
+    try:
+        return _hash(path, fd, size)
+    finally:
+        os.close(fd)
 
 
 def open_verified(path: Path, bytes_: int, sha256: str) -> int:
@@ -480,11 +490,45 @@ def open_verified(path: Path, bytes_: int, sha256: str) -> int:
     The caller closes it. What is read from it is what was verified, whatever happens to the name meanwhile.
     Raises IntegrityError naming the file.
     """
+    return _open_verified(path, bytes_, sha256, threading.Event())
+
+
+def verify_all(expected: Sequence[tuple[Path, int, str]]) -> list[IntegrityError | StorageError | None]:
+    """What is wrong with each of these files, given as path, size and SHA-256, in their order; None = nothing.
+
+    Large ones are hashed in several threads, which a signal ends at their next block: a hash leaves the interpreter
+    free, and each thread holds one block. The largest come first, since one file is never divided.
+    """
+    stopped = threading.Event()
+    cores = min(len(expected), len(os.sched_getaffinity(0)), THREADS_LIMIT)
+    if cores < 2 or sum(size for _, size, _ in expected) < THREADS_FROM:
+        return [_fault_of(*file, stopped) for file in expected]
+    from concurrent.futures import ThreadPoolExecutor  # most verifications are small, and do without
+
+    order = sorted(range(len(expected)), key=lambda place: (-expected[place][1], place))
+    pool = ThreadPoolExecutor(cores)
+    try:
+        running = {place: pool.submit(_fault_of, *expected[place], stopped) for place in order}
+        return [running[place].result() for place in range(len(expected))]
+    finally:
+        stopped.set()  # Whatever came in between, nobody waits for the end of a large file.
+        pool.shutdown(cancel_futures=True)
+
+
+def _fault_of(path: Path, bytes_: int, sha256: str, stopped: threading.Event) -> IntegrityError | StorageError | None:
+    try:
+        os.close(_open_verified(path, bytes_, sha256, stopped))
+    except (IntegrityError, StorageError) as error:
+        return error
+    return None
+
+
+def _open_verified(path: Path, bytes_: int, sha256: str, stopped: threading.Event) -> int:
     fd, size = _open_regular(path)
     try:
         if size != bytes_:
             raise IntegrityError(f"{path}: expected {bytes_} bytes, found {size}")
-        found = _hash(_blocks(path, fd))
+        found = _hash(path, fd, size, stopped)
         if found.sha256 != sha256:
             raise IntegrityError(f"{path}: expected SHA-256 {sha256}, found {found.sha256}")
         os.lseek(fd, 0, os.SEEK_SET)
@@ -566,9 +610,17 @@ def _blocks(path: Path, fd: int) -> Iterator[bytes]:
         yield block
 
 
-def _hash(blocks: Iterable[bytes]) -> Published:
+def _hash(path: Path, fd: int, size: int, stopped: threading.Event | None = None) -> Published:
+    """Size and SHA-256 of what is read from `fd`, of about `size` bytes; a hash that was `stopped` is of no use."""
     digest, total = hashlib.sha256(), 0
-    for block in blocks:
-        digest.update(block)
-        total += len(block)
+    buffer = memoryview(bytearray(max(4096, min(BLOCK, size))))
+    while stopped is None or not stopped.is_set():
+        try:
+            count = system.read_into(fd, buffer)
+        except OSError as error:
+            raise _reading_error(path, error) from error
+        if not count:
+            break
+        digest.update(buffer[:count])
+        total += count
     return Published(total, digest.hexdigest())

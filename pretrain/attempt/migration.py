@@ -74,6 +74,7 @@ def refuse_the_same_again(origin: Origin, config: RunConfig) -> None:
 
 
 def refuse_passed_over(origin: Origin) -> None:
-    """Raise IntegrityError where something newer than the checkpoint of `origin` lies there and is none."""
+    """Raise IntegrityError where something newer than the checkpoint of `origin` is none, or does not verify."""
     if origin.passed_over:
-        raise IntegrityError("--require-latest: " + "\n".join(origin.passed_over))
+        first, *rest = origin.passed_over
+        raise IntegrityError(f"--require-latest: {first}", *rest)

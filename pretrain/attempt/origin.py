@@ -3,9 +3,10 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pretrain import files
@@ -17,7 +18,7 @@ from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
 from pretrain.policy.cadence import is_on_cadence
-from pretrain.policy.recovery import Target
+from pretrain.policy.recovery import TARGETS, LadderState, Target, is_behind_slowing
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Origin:
     """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
 
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
-    one where that died before its first checkpoint, and owner the config of that attempt. finished: the manifest when
-    the named attempt is done. passed_over: what lies there of newer checkpoints and is none, for a person to know.
-    incidents: the files of the incidents up to the checkpoint, by path.
+    one where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named
+    attempt is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to
+    know. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the one before
+    it will do where its files do not verify, because nobody has named it.
     """
 
     number: int
@@ -42,6 +44,12 @@ class Origin:
     passed_over: tuple[str, ...] = ()
     incidents: Mapping[str, bytes] = field(default_factory=dict)
     owner: RunConfig | None = None
+    is_replaceable: bool = False
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the folder of the run."""
+        return self.folder.parent.parent
 
     @property
     def step(self) -> int:
@@ -54,45 +62,88 @@ class Origin:
             files.fsync_folder(self.folder if self.parent.kind == "manifest" else self.checkpoint)
 
 
-def find_origin(run_dir: Path, number: int, expect_sha256: str | None, step: int | None = None) -> Origin:
+def find_origin(
+    run_dir: Path,
+    number: int,
+    expect_sha256: str | None,
+    step: int | None = None,
+    damaged: Mapping[Path, str] = MappingProxyType({}),
+) -> Origin:
     """Verify attempt `number` of a run and return what a child goes on from; nothing is written.
 
     A finished attempt is verified whole; of an unfinished one the record of its newest checkpoint and the metric
-    prefix that it binds, while the files of that checkpoint are verified when they are loaded. IntegrityError names
-    what does not verify. expect_sha256: the hash that the manifest, or the checkpoint record, must have.
-    step: that of the checkpoint of this attempt to go on from, None = the newest.
+    prefix that it binds, while the files of that checkpoint are verified when they are loaded. One that does not
+    verify is passed over for the one before it; an IntegrityError names what there is no way round.
+    expect_sha256: the hash that the manifest, or the checkpoint record, must have. step: that of the checkpoint of
+    this attempt to go on from, and no other, None = the newest. damaged: checkpoints whose files were found not to
+    verify, and why.
     """
     named = namespace.attempt_folder(run_dir, number)
     environment = namespace.read_environment(named)
     config = _config_of(named, environment)
     finished, manifest_sha256 = _manifest(named)
-    if step is None or (finished is not None and finished.latest.step == step):
-        folder, parent, step = _locate(run_dir, number, finished, manifest_sha256)
-    else:
+    record: CheckpointRecord | None = None
+    faults: list[str] = []
+    parent: Parent | None
+    if step is not None and (finished is None or finished.latest.step != step):
         folder, parent = named, Parent(number, "checkpoint", checkpoint.read_record(_place(named, step)).record_sha256)
+    else:
+        if finished is None:
+            record, faults = _newest_that_verifies(named, damaged)
+        if record is not None:
+            folder, parent, step = named, Parent(number, "checkpoint", record.record_sha256), record.step
+        else:
+            folder, parent, step = _beginning(run_dir, number, finished, manifest_sha256, faults)
+    passed_over = [f"{fault}; going on from step {step}" for fault in faults]
+    passed_over += [text for one in dict.fromkeys((named, folder)) for text in _without_record(one, step)]
     if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
         found = parent.record_sha256 if parent is not None else "no record at all"
-        raise IntegrityError(f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}")
-    passed_over = _passed_over(folder, step)
+        raise IntegrityError(
+            f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}", *faults
+        )
     if parent is None:
-        return Origin(number, config, environment, named, None, None, None, None, None, passed_over)
+        return Origin(number, config, environment, named, None, None, None, None, None, tuple(passed_over))
     place = checkpoint.folder_of(folder, step)
-    with damage_explained(run_dir, place):
-        record = checkpoint.read_record(place)  # its files are verified while they are loaded
-    for _ in metrics.verify_prefix(folder / metrics.NAME, record.metrics):
-        pass
+    is_newest = record is not None
+    if record is None:
+        with damage_explained(run_dir, place):
+            record = checkpoint.read_record(place)  # its files are verified while they are loaded
+        _verify_rows(place, record)
     count = record.scalars["ledger"]["incidents"]
     incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
-    passed_over += tuple(
+    passed_over += [
         f"{folder / name}: the file of an incident is gone"
         for name in map(incident.name_of, range(1, count + 1))
         if name not in incidents
-    )
+    ]
     owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
         *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
-        *(passed_over, incidents, owner),
+        *(tuple(passed_over), incidents, owner),
+        is_replaceable=is_newest and expect_sha256 is None,
     )
+
+
+def _verify_rows(place: Path, record: CheckpointRecord) -> None:
+    for _ in metrics.verify_prefix(place.parent.parent / metrics.NAME, record.metrics):
+        pass
+
+
+def _newest_that_verifies(folder: Path, damaged: Mapping[Path, str]) -> tuple[CheckpointRecord | None, list[str]]:
+    """Return the record of the newest checkpoint that verifies, rows and all, and why those after it do not."""
+    faults: list[str] = []
+    for _, place in reversed(checkpoint.list_checkpoints(folder)):
+        reason = damaged.get(place)
+        if reason is None:
+            try:
+                record = checkpoint.read_record(place)
+                _verify_rows(place, record)
+            except IntegrityError as error:
+                reason = str(error)
+            else:
+                return record, faults
+        faults.append(f"{place} does not verify and is passed over: {reason}")
+    return None, faults
 
 
 def _config_of(folder: Path, environment: Mapping[str, Any]) -> RunConfig:
@@ -119,18 +170,19 @@ def damage_explained(run_dir: Path, place: Path) -> Iterator[None]:
         yield
     except IntegrityError as error:
         folder = place.parent.parent
+        words = f"pretrain resume --attempt {shlex.quote(str(folder))}"
         before = [step for step, found in checkpoint.list_checkpoints(folder) if found.name < place.name]
-        step = f"the checkpoint of step {before[-1]}" if before else "where that attempt began"
         is_parent = namespace.newest(run_dir) != namespace.number_of(folder)
         bound = "; the attempts that went on from it then lack their parent" if is_parent else ""
-        raise IntegrityError(
-            *error.args,
-            f"find out what changed it; with {place} moved out of the run, `pretrain resume --attempt "
-            f"{shlex.quote(str(folder))}` goes on from {step}{bound}",
-        ) from error
+        advice = (
+            f"`{words} --checkpoint {before[-1]}` goes on from the one before it"
+            if before
+            else f"with {place} moved out of the run, `{words}` goes on from where that attempt began{bound}"
+        )
+        raise IntegrityError(*error.args, f"find out what changed it; {advice}") from error
 
 
-def _passed_over(folder: Path, step: int) -> tuple[str, ...]:
+def _without_record(folder: Path, step: int) -> tuple[str, ...]:
     """Say of what lies beside the checkpoints and is none: a save that a kill cut short, or a record that is gone."""
     place = folder / "checkpoints"
     if place.is_symlink():
@@ -159,19 +211,25 @@ def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
     return manifest.read_manifest(folder)
 
 
-def _locate(
-    run_dir: Path, number: int, finished: Manifest | None, manifest_sha256: str | None
+def _beginning(
+    run_dir: Path, number: int, finished: Manifest | None, manifest_sha256: str | None, faults: Sequence[str]
 ) -> tuple[Path, Parent | None, int]:
-    """Return the attempt folder that holds the checkpoint to go on from, its name as a parent, and the step."""
+    """Return the attempt folder that holds the checkpoint to go on from, its name as a parent, and the step.
+
+    Of a finished attempt that is its last one; else, since none of its own verifies, the one that it began from.
+    faults: what its own checkpoints are, where it has any; then to begin at step 0 again is for a person to decide.
+    """
     folder = namespace.attempt_folder(run_dir, number)
     if finished is not None and manifest_sha256 is not None:
         return folder, Parent(number, "manifest", manifest_sha256), finished.latest.step
-    saved = checkpoint.list_checkpoints(folder)
-    if saved:
-        step, place = saved[-1]
-        with damage_explained(run_dir, place):
-            return folder, Parent(number, "checkpoint", checkpoint.read_record(place).record_sha256), step
     above = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
+    if above is None and faults:
+        raise IntegrityError(
+            f"{folder}: none of its checkpoints verifies",
+            *faults,
+            "put one back from a copy; with all of them moved out of the run, `pretrain resume --attempt "
+            f"{shlex.quote(str(folder))}` trains from step 0 again",
+        )
     if above is None:
         return folder, None, 0
     ancestor = namespace.attempt_folder(run_dir, above.attempt)
@@ -216,22 +274,40 @@ def _step_of(folder: Path, record_sha256: str) -> int:
     return -1
 
 
-def find_targets(run_dir: Path, origin: Origin, every: int) -> dict[Target, Path]:
-    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, ascending.
+def find_targets(
+    run_dir: Path, origin: Origin, every: int, ladder: LadderState
+) -> tuple[dict[Target, Path], list[str]]:
+    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, and what is lost of them.
 
     Of a step that several attempts of the lineage reached, the one of the youngest: what an older one holds there
-    may have been undone. They are verified when they are read.
+    may have been undone. The newest are verified here; where one is gone or damaged, an older one takes its place, and
+    a run that goes back comes to another end than it would have.
     """
     found: dict[int, Path] = {}
     for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
-        if step <= origin.step and is_on_cadence(step, every):
+        if step <= origin.step and is_on_cadence(step, every) and is_behind_slowing(step, ladder):
             found.setdefault(step, place)
-    targets = {}
-    for step in sorted(found):
-        # One that was damaged since is no place to go back to; the run may never need it.
-        with contextlib.suppress(IntegrityError):
-            targets[Target(step, checkpoint.read_record(found[step]).batch)] = found[step]
-    return targets
+    cadence = [step for step in range(origin.step - origin.step % every, -1, -every) if is_behind_slowing(step, ladder)]
+    targets: dict[Target, Path] = {}
+    lost = []
+    for step in sorted({*cadence[:TARGETS], *found}, reverse=True) if origin.record is not None else ():
+        if len(targets) == TARGETS:
+            break
+        try:
+            record = _record_of_target(origin, step, found.get(step))
+        except IntegrityError as error:
+            lost.append(f"it cannot go back to step {step} any more: {error}")
+        else:
+            targets[Target(step, record.batch)] = found[step]
+    return targets, lost
+
+
+def _record_of_target(origin: Origin, step: int, place: Path | None) -> CheckpointRecord:
+    if place is None:
+        raise IntegrityError(f"the checkpoint of step {step} is gone from {origin.folder} and what it goes on from")
+    if origin.record is not None and place == origin.checkpoint:
+        return origin.record  # its files were verified when they were loaded
+    return checkpoint.verify_checkpoint(place)
 
 
 def find_record(run_dir: Path, number: int, step: int) -> str | None:

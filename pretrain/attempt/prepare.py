@@ -1,5 +1,6 @@
 """All of an attempt that can be wrong is built and looked at here, before anything is written."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +208,29 @@ def restore(built: BuiltRun, origin: Origin) -> None:
         return
     state = built.state
     generators = state.generators()
-    with damage_explained(origin.checkpoint.parents[3], origin.checkpoint):
+    with contextlib.nullcontext() if origin.is_replaceable else damage_explained(origin.run_dir, origin.checkpoint):
         record = checkpoint.load_checkpoint(origin.checkpoint, state.state_tensors(), generators)
     state.restore_scalars(record.step, record.batch, record.scalars)
     state.restore_generators(generators)
+
+
+def restore_or_pass_over(prepared: Prepared, origin: Origin) -> str | None:
+    """Restore the state; or return why the checkpoint does not verify, with all closed, where another one will do."""
+    try:
+        restore(prepared.built, origin)
+    except IntegrityError as error:
+        if origin.checkpoint is None or not origin.is_replaceable or _verifies(origin.checkpoint):
+            raise
+        prepared.built.state.loader.close()
+        if prepared.sensors is not None:
+            prepared.sensors.close()
+        return str(error)
+    return None
+
+
+def _verifies(place: Path) -> bool:
+    try:
+        checkpoint.verify_checkpoint(place)
+    except IntegrityError:
+        return False
+    return True

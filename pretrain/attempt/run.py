@@ -1,9 +1,8 @@
 """run_pretraining_attempt, new or resumed: config, namespace, state, loop, manifest; every end is on record."""
 
 import contextlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,20 @@ from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
-from pretrain.attempt.prepare import Prepared, csv_columns, prepare, restore, surroundings, utilization
+from pretrain.attempt.places import check_readable, refuse_old_run, refuse_unusable
+from pretrain.attempt.prepare import (
+    Prepared,
+    csv_columns,
+    prepare,
+    restore_or_pass_over,
+    surroundings,
+    utilization,
+)
 from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.standstill import standstill
 from pretrain.attempt.trackers import open_feeds
-from pretrain.config import RunConfig, RunSettings, parse, to_yaml, value_text, warnings
+from pretrain.config import RunConfig, RunSettings, to_yaml, value_text, warnings
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
@@ -34,6 +41,7 @@ from pretrain.machine.watchdog import Watchdog
 from pretrain.optimizers import set_learning_rate
 from pretrain.policy.cadence import is_due_or_last
 from pretrain.policy.incident import REPORTS
+from pretrain.policy.recovery import Target
 from pretrain.telemetry.csv_log import CsvLog
 from pretrain.telemetry.csv_sink import CsvSink
 from pretrain.telemetry.rows import RowMaker
@@ -61,13 +69,13 @@ def start_attempt(
     spent = TimeSpent()
     asked = words.read(config.training.max_steps)
     run_dir = Path(config.run.dir)
-    _refuse_unusable(run_dir)
-    _refuse_old_run(run_dir)
+    refuse_unusable(run_dir)
+    refuse_old_run(run_dir)
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
     files.make_folder(run_dir, is_durable=False)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
-        _refuse_old_run(run_dir)
+        refuse_old_run(run_dir)
         return _run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked, stalled)
 
 
@@ -87,33 +95,44 @@ def resume_attempt(
 ) -> AttemptResult:
     """Verify the attempt that `path` means, open a child and go on from its newest checkpoint, or that of `step`.
 
+    The newest is the newest that verifies: one that is torn or damaged is passed over, and told of.
     migrate: the child may have another schedule, and so be another run from there on; a row of its stream says so.
-    require_latest: refuse where something newer than that checkpoint lies there and is none.
+    require_latest: refuse where something newer than that checkpoint lies there and is none, or does not verify.
     A refusal (IntegrityError, ConfigError, BusyError) creates no child and changes nothing of the parent.
     """
     spent = TimeSpent()
     run_dir, _ = namespace.resolve(path)
     with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
         _, number = namespace.resolve(path)  # Another process may have made an attempt until the lock was free.
+        damaged: dict[Path, str] = {}
+        while True:
+            with stop.interrupting():
+                origin = find_origin(run_dir, number, expect_sha256, step, damaged)
+                if require_latest:
+                    refuse_passed_over(origin)
+                config, migrated = child_config(origin, overrides, migrate=migrate)
+                if config.run.dir != str(run_dir):
+                    config = replace(config, run=RunSettings(dir=str(run_dir)))
+                    check_readable(config)
+                asked = words.read(config.training.max_steps)
+                if not migrated:
+                    refuse_the_same_again(origin, config)
+                    if origin.finished is not None and config.training.max_steps <= origin.finished.step:
+                        return _nothing_to_do(run_dir, origin, sinks, asked)
+                prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
+                reasons = surroundings(origin, prepared)
+                with memory_explained(config, partial(_while_it_is_read, origin)):
+                    fault = restore_or_pass_over(prepared, origin)
+            if fault is None or origin.checkpoint is None:
+                break
+            damaged[origin.checkpoint] = fault
+            del prepared  # before there is another one: the memory may hold no more
         with stop.interrupting():
-            origin = find_origin(run_dir, number, expect_sha256, step)
-            if require_latest:
-                refuse_passed_over(origin)
-            config, migrated = child_config(origin, overrides, migrate=migrate)
-            if config.run.dir != str(run_dir):
-                config = replace(config, run=RunSettings(dir=str(run_dir)))
-                _check_readable(config)
-            asked = words.read(config.training.max_steps)
-            if not migrated:
-                refuse_the_same_again(origin, config)
-                if origin.finished is not None and config.training.max_steps <= origin.finished.step:
-                    return _nothing_to_do(run_dir, origin, sinks, asked)
-            prepared = prepare(config, config.training.threads or origin.environment["threads"], sinks, origin)
-            reasons = surroundings(origin, prepared)
+            every, ladder = config.checkpoint.checkpoint_every_n_steps, prepared.built.state.ledger.ladder
+            targets, lost = find_targets(run_dir, origin, every, ladder)
+            reasons += [reason for reason in lost if reason not in reasons]
             if require_bit_exact and reasons:
                 raise ConfigError(f"--require-bit-exact: {'; '.join(reasons)}")
-            with memory_explained(config, lambda: f"{origin.checkpoint or origin.folder}, while it is read"):
-                restore(prepared.built, origin)
         newest = namespace.newest(run_dir) or number
         _say_what_is_left(origin, sinks)
         if newest != number:
@@ -124,7 +143,13 @@ def resume_attempt(
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
-        return _run_attempt(prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated)
+        return _run_attempt(
+            prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated, targets
+        )
+
+
+def _while_it_is_read(origin: Origin) -> str:
+    return f"{origin.checkpoint or origin.folder}, while it is read"
 
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
@@ -136,31 +161,6 @@ def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
         )
         for sink in sinks:
             sink.emit(Note(kind="warning", text=text))
-
-
-def _refuse_unusable(run_dir: Path) -> None:
-    """Refuse a run.dir that is, or lies under, something else than a folder; what is missing will be made."""
-    nearest = next(place for place in (run_dir, *run_dir.parents) if os.path.lexists(place) or place == place.parent)
-    if not nearest.is_dir():
-        raise ConfigError(f"run.dir: {nearest} is no folder; choose another run.dir")
-
-
-def _check_readable(config: RunConfig) -> None:
-    """Refuse a run that was moved to a path which its own config.yaml could not say."""
-    try:
-        same = parse(to_yaml(config), "config.yaml") == config
-    except (ConfigError, UnicodeError):
-        same = False
-    if not same:
-        raise ConfigError(f"run.dir: {config.run.dir!r} cannot stand in a config.yaml; move the run to a plainer path")
-
-
-def _refuse_old_run(run_dir: Path) -> None:
-    if namespace.list_attempts(run_dir):
-        raise ConfigError(
-            f"run.dir: {run_dir} already holds attempts; go on with `{resume_command(run_dir)}`, "
-            "or choose another run.dir"
-        )
 
 
 def _nothing_to_do(run_dir: Path, origin: Origin, sinks: Sequence[Sink], asked: Asked) -> AttemptResult:
@@ -197,6 +197,7 @@ def _run_attempt(
     asked: Asked,
     stalled: Answer,
     migrated: Keys = MappingProxyType({}),
+    targets: Mapping[Target, Path] = MappingProxyType({}),
 ) -> AttemptResult:
     """Create the attempt's folder, restore the state, run the loop, and publish a manifest or an outcome."""
     parent = origin.parent if origin is not None else None
@@ -231,7 +232,7 @@ def _run_attempt(
                 feeds.enter_context(observed(parts, feed))
                 parts.sinks = [*parts.sinks, feed]
             with memory_explained(parts.config, lambda: f"batch {parts.state.batch} at step {parts.state.step}"):
-                _work(parts, prepared, origin, reasons, migrated)
+                _work(parts, prepared, origin, reasons, migrated, targets)
         parts.sinks = sinks
         stop.raise_if_asked()
         writer.event("end", parts.state.step, verdict=VERDICT, seconds=parts.spent.seconds())
@@ -331,13 +332,20 @@ def _open_csv(prepared: Prepared, folder: Path) -> CsvLog:
     return CsvLog(folder / settings.csv_log_path, names, rotate=settings.csv_rotate_on_schema_change)
 
 
-def _work(parts: LoopParts, prepared: Prepared, origin: Origin | None, reasons: list[str], migrated: Keys) -> None:
+def _work(
+    parts: LoopParts,
+    prepared: Prepared,
+    origin: Origin | None,
+    reasons: list[str],
+    migrated: Keys,
+    targets: Mapping[Target, Path],
+) -> None:
     """Bring the state to where the run stands, do what a signal had cut short, and train to the end."""
     state, writer = parts.state, parts.writer
     run_dir, every = Path(prepared.config.run.dir), prepared.config.checkpoint.checkpoint_every_n_steps
     set_learning_rate(state.optimizer, parts.learning_rate(state.step))
     if origin is not None:
-        limit_targets(parts, find_targets(run_dir, origin, every))
+        limit_targets(parts, targets)
         parts.history.extend(metrics.history(writer.folder / metrics.NAME, writer.cursor, REPORTS))
     writer.event("start", state.step)
     writer.event("preflight", state.step, **prepared.preflight.fields())

@@ -10,7 +10,8 @@ from typing import Any
 from pretrain.errors import IntegrityError
 
 SELF = "self_sha256"
-RECORD_LIMIT = 64 << 20  # bytes of one record or row that a reader takes in
+RECORD_LIMIT = 16 << 20  # bytes of one record or row that a reader takes in
+VALUES_LIMIT = 1 << 21  # values in it: 16 MiB of nothing but `[],` would become a gigabyte of lists
 DEPTH_LIMIT = 32
 INTEGER_LIMIT = 2**63
 
@@ -71,11 +72,13 @@ def parse(data: bytes, where: str, *, limit: int = RECORD_LIMIT) -> Any:
     """The value whose canonical text is exactly `data`; IntegrityError naming `where` for anything else.
 
     So duplicate keys, NaN literals, integers beyond 64 bits, other spellings of the same value, a nesting of
-    more than 32 and more than `limit` bytes are all refused. The words "nan", "inf" and "-inf" stay words:
-    `number` reads them.
+    more than 32, more than `limit` bytes and more than two million values are all refused. The words "nan",
+    "inf" and "-inf" stay words: `number` reads them.
     """
     if len(data) > limit:
         raise IntegrityError(f"{where}: expected at most {limit} bytes, found {len(data)}")
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES_LIMIT:
+        raise IntegrityError(f"{where}: expected at most {VALUES_LIMIT} values, found more")
     try:
         value = _decoder.decode(data.decode())
         canonical = encode(value)

@@ -260,7 +260,8 @@ def _read_whole_record(folder: Path) -> CheckpointRecord:
 def list_checkpoints(attempt: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of the checkpoints of an attempt by rising step.
 
-    A folder without a record is none. Nothing is opened, and no link followed.
+    A folder without a record is none; one with a link in the place of it does not verify. Nothing is opened, and no
+    link followed.
     """
     folder = attempt / "checkpoints"
     if folder.is_symlink() or not folder.is_dir():
@@ -268,9 +269,7 @@ def list_checkpoints(attempt: Path) -> list[tuple[int, Path]]:
     kinds = dict(files.walk(folder))
     steps = [(_step_of(name), name) for name, kind in kinds.items() if kind == "folder"]
     return sorted(
-        (step, folder / name)
-        for step, name in steps
-        if step is not None and kinds.get(f"{name}/{RECORD_NAME}") == "file"
+        (step, folder / name) for step, name in steps if step is not None and f"{name}/{RECORD_NAME}" in kinds
     )
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pretrain.evidence import canonical
 
 NAME = "events.jsonl"
 _READ_LIMIT = 1 << 30  # bytes
+_ROW_LIMIT = 1 << 16
 DEVICE = "device"  # the event of a state that moved to another device: its `reason` says why bits may differ
 
 
@@ -66,9 +67,22 @@ def read(attempt: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in files.read_regular(path, limit=_READ_LIMIT).splitlines(keepends=True):
+    for line in _lines(path):
         with contextlib.suppress(IntegrityError):
-            row = canonical.parse(line, str(path))
+            row = canonical.parse(line, str(path), limit=_ROW_LIMIT)
             if isinstance(row, dict):
                 rows.append(row)
     return rows
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a stream, of one that is too long for a row only its begin. Raises IntegrityError."""
+    length, rest = 0, b""
+    for block in files.read_blocks(path):
+        length += len(block)
+        if length > _READ_LIMIT:
+            raise IntegrityError(f"{path}: expected at most {_READ_LIMIT} bytes, found more")
+        *whole, rest = (rest + block).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+        rest = rest[: _ROW_LIMIT + 1]
+    yield rest

@@ -1,7 +1,6 @@
 """What a verification found, file by file, and how it is told."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,9 +96,10 @@ class Findings:
         """Whether the file `name` was found as it was bound, and nothing else about it."""
         return name in self._verified and not any(name in names for names in self._found.values())
 
-    def damaged(self) -> list[str]:
-        """Return what is missing, changed or unsafe so far; what is only there besides is not."""
-        return sorted(self._found["missing"] | self._found["changed"] | self._found["unsafe"])
+    def is_sound(self, *names: str) -> bool:
+        """Whether nothing was found about these files so far, nor about anything below these folders, named `a/`."""
+        folders = tuple(name for name in names if name.endswith("/"))
+        return not any(name in names or name.startswith(folders) for found in self._found.values() for name in found)
 
     @contextlib.contextmanager
     def changing(self, name: str) -> Iterator[None]:
@@ -124,13 +124,17 @@ class Findings:
                 self.add("extra", name + "/", f"{bound_by} names nothing in this folder")
             elif kind == "file" and name not in bound and judged(name):
                 self.add("extra", name, f"{bound_by} does not name it")
-        for name, (size, sha256) in bound.items():
+        there = [name for name in bound if self.kinds.get(name) == "file"]
+        faults = files.verify_all([(self.folder / name, *bound[name]) for name in there])
+        found = dict(zip(there, faults, strict=True))
+        for name in bound:
             if name not in self.kinds:
                 self.add("missing", name, f"named by {bound_by}, but not there")
-            elif self.kinds[name] == "file":
-                with self.changing(name):
-                    os.close(files.open_verified(self.folder / name, size, sha256))
-                    self._verified.add(name)
+            elif found.get(name) is not None:
+                self._found["changed"].add(name)
+                self.explain(str(found[name]))
+            elif name in found:
+                self._verified.add(name)
 
     def verification(
         self,

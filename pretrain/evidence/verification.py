@@ -27,10 +27,10 @@ def verify_attempt(folder: Path, expect_sha256: str | None = None) -> Verificati
     findings = Findings(folder)
     manifest, manifest_sha256 = _read_manifest(findings, expect_sha256)
     if manifest is None:
-        _check_bound_by_checkpoints(findings)
+        usable = _check_bound_by_checkpoints(findings)
         parent = _check_environment(findings)
         if NAME not in findings.kinds:
-            findings.explain(_unfinished(findings))
+            findings.explain(_unfinished(findings, usable, has_parent=parent is not None))
     else:
         _check_bound_by_manifest(findings, manifest)
         parent = manifest.parent
@@ -178,7 +178,8 @@ def _check_stream(findings: Findings, manifest: Manifest, records: dict[str, Che
 # --- without one ---------------------------------------------------------------------------------------
 
 
-def _check_bound_by_checkpoints(findings: Findings) -> None:
+def _check_bound_by_checkpoints(findings: Findings) -> list[CheckpointRecord]:
+    """Check what the records of the checkpoints bind, and return those from which a resume can go on, ascending."""
     for name in (CONFIG, ENVIRONMENT, metrics.NAME):
         if not findings.is_regular(name) and name not in findings.kinds:
             findings.add("missing", name, "every attempt is born with one")
@@ -214,33 +215,35 @@ def _check_bound_by_checkpoints(findings: Findings) -> None:
     for name in map(incident.name_of, range(1, counted + 1)):
         if name not in findings.kinds:
             findings.add("missing", name, "a checkpoint counts it")
+    broken = [record.metrics for record in records.values()]
     if findings.is_regular(metrics.NAME):
         with findings.changing(metrics.NAME):
-            path = findings.folder / metrics.NAME
-            broken = metrics.broken_prefixes(path, [record.metrics for record in records.values()])
+            broken = metrics.broken_prefixes(findings.folder / metrics.NAME, broken)
             for folder in (folder for folder, record in records.items() if record.metrics in broken):
                 findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
+    return [record for folder, record in records.items() if record.metrics not in broken and findings.is_sound(folder)]
 
 
-def _unfinished(findings: Findings) -> str:
-    """What an attempt without a manifest is, and whether what was found keeps `pretrain resume` from it."""
-    what = f"there is no {NAME}: the attempt is unfinished, and"
-    damaged = findings.damaged()
-    saved = checkpoint.list_checkpoints(findings.folder)
-    newest = f"{_CHECKPOINTS}{saved[-1][1].name}/" if saved else ""
-    needed = [
-        name
-        for name in damaged
-        if name in (CONFIG, ENVIRONMENT, metrics.NAME)
-        or (newest and name.startswith(newest))
-        or (name.startswith(_INCIDENTS) and name in findings.kinds)
-    ]
-    if not needed:
-        return f"{what} `pretrain resume` goes on from it"
-    if newest and all(name.startswith(newest) for name in needed):
-        before = f"the checkpoint of step {saved[-2][0]}" if len(saved) > 1 else "where it began"
-        return f"{what} `pretrain resume` refuses it; with {newest} moved out of the run it goes on from {before}"
-    return f"{what} `pretrain resume` refuses it as it is"
+def _has_incidents(findings: Findings, record: CheckpointRecord) -> bool:
+    """Whether those incidents that a checkpoint counts are whole which are there at all."""
+    names = map(incident.name_of, range(1, record.scalars["ledger"]["incidents"] + 1))
+    return all(name not in findings.kinds or findings.is_sound(name) for name in names)
+
+
+def _unfinished(findings: Findings, usable: list[CheckpointRecord], *, has_parent: bool) -> str:
+    """What an attempt without a manifest is, and what `pretrain resume` makes of what was found."""
+    what = f"there is no {NAME}: the attempt is unfinished, and `pretrain resume`"
+    saved = [step for step, _ in checkpoint.list_checkpoints(findings.folder)]
+    newest = usable[-1] if usable else None
+    last = -1 if newest is None else newest.step
+    over = ", ".join(str(step) for step in saved if step > last)
+    is_lost = newest is None and saved and not has_parent
+    if is_lost or not findings.is_sound(CONFIG, ENVIRONMENT) or (newest and not _has_incidents(findings, newest)):
+        return f"{what} refuses it as it is"
+    if not over:
+        return f"{what} goes on from it"
+    goes_on = "from where it began" if newest is None else f"from that of step {last}"
+    return f"{what} passes over the checkpoints of steps {over} and goes on {goes_on}"
 
 
 def _check_incident(findings: Findings, name: str) -> None:

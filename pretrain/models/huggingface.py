@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 MODEL_TYPES = ("llama", "qwen3")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _WIDENED = (torch.float32, torch.bfloat16, torch.float16)
-_JSON_LIMIT = 64 << 20
+_JSON_LIMIT = 16 << 20
 _FAULTS_SHOWN = 20
 # What Llama and Qwen3 are, in settings of the decoder; one that the decoder does not have is as Llama has it.
 _FIXED: Mapping[str, Any] = {

@@ -65,7 +65,12 @@ def newest_targets(targets: Iterable[Target], state: LadderState) -> list[Target
     What else lies on the disk depends on where the run was stopped and what its retention keeps, and may be undone.
     """
     found = sorted(targets, key=lambda target: target.step)
-    return [target for target in found if state.rewarm_from is None or target.step >= state.rewarm_from][-TARGETS:]
+    return [target for target in found if is_behind_slowing(target.step, state)][-TARGETS:]
+
+
+def is_behind_slowing(step: int, state: LadderState) -> bool:
+    """Whether the run may go back to `step`: to before its last slowing it never does."""
+    return state.rewarm_from is None or step >= state.rewarm_from
 
 
 def on_spike(

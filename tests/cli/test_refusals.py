@@ -137,47 +137,44 @@ def test_a_parent_that_does_not_verify(stopped: Path) -> None:
     shard = max(stopped.rglob("*.safetensors"))
     flip(shard)
     before = contents(stopped)
-    refused = pretrain("resume", "--attempt", stopped)
+    attempt = stopped / "attempts" / "0001"
+    refused = pretrain("resume", "--attempt", stopped, "--checkpoint", 6)
+    assert_refused(refused, 3, str(shard), "expected SHA-256")
+    assert f"`pretrain resume --attempt {attempt} --checkpoint 4` goes on from the one before it\n" in refused.err
+    refused = pretrain("resume", "--attempt", stopped, "--require-latest")
     assert_refused(refused, 3, str(shard), "expected SHA-256")
     assert contents(stopped) == before
-    attempt = stopped / "attempts" / "0001"
-    assert f"{shard.parent} moved out of the run, `pretrain resume --attempt {attempt}` goes on" in refused.err
-    assert "goes on from the checkpoint of step 4\n" in refused.err
     said = pretrain("verify-manifest", stopped).out
-    moved = f"checkpoints/{shard.parent.name}/ moved out of the run it goes on from the checkpoint of step 4"
-    assert f"the attempt is unfinished, and `pretrain resume` refuses it; with {moved}" in said
+    over = "passes over the checkpoints of steps 6 and goes on from that of step 4"
+    assert f"the attempt is unfinished, and `pretrain resume` {over}" in said
     assert "goes on from it" not in said
 
 
 @pytest.mark.parametrize("name", ["shard_00000.safetensors", "checkpoint.json"])
-def test_a_damaged_checkpoint_is_moved_away_and_the_run_goes_on_before_it(
-    stopped: Path, finished: Path, tmp_path: Path, name: str
+def test_a_damaged_checkpoint_is_passed_over_and_the_run_goes_on_before_it(
+    stopped: Path, finished: Path, name: str
 ) -> None:
-    attempt = stopped / "attempts" / "0001"
-    damaged = attempt / "checkpoints" / "step_00000006"
-    flip(damaged / name)
-    refused = pretrain("resume", "--attempt", stopped)
-    assert_refused(refused, 3, f"with {damaged} moved out of the run, `pretrain resume --attempt {attempt}` goes on")
-    shutil.move(damaged, tmp_path / "damaged")
-    answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet").json
-    assert (answer["verdict"], answer["step"]) == ("done", 12)
+    flip(stopped / "attempts" / "0001" / "checkpoints" / "step_00000006" / name)
+    answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet")
+    assert (answer.json["verdict"], answer.json["step"]) == ("done", 12)
+    assert "step_00000006 does not verify and is passed over" in answer.err
     assert pretrain("verify-manifest", stopped, "--lineage").code == 0
     ends = [one / "checkpoints" / "step_00000012" for one in (stopped / "attempts/0002", finished / "attempts/0001")]
     assert pretrain("inspect-checkpoint", ends[0], "--compare", ends[1], "--json").json["differs"] == []
 
 
-def test_the_only_checkpoint_of_a_child_is_moved_away_and_the_run_goes_on_where_it_began(
-    stopped: Path, tmp_path: Path
-) -> None:
+def test_the_checkpoint_that_a_child_began_from_is_named_where_nothing_else_is_left(stopped: Path) -> None:
     assert go_on(stopped, stop_after=1).verdict == "interrupted"
-    attempt = stopped / "attempts" / "0002"
-    (damaged,) = (attempt / "checkpoints").iterdir()
-    flip(damaged / "shard_00000.safetensors")
-    assert_refused(pretrain("resume", "--attempt", stopped), 3, "goes on from where that attempt began")
-    assert "moved out of the run it goes on from where it began" in pretrain("verify-manifest", stopped).out
-    shutil.move(damaged, tmp_path / "damaged")
-    assert pretrain("resume", "--attempt", stopped, "--quiet").code == 0
-    assert pretrain("verify-manifest", stopped, "--lineage").code == 0
+    (own,) = (stopped / "attempts" / "0002" / "checkpoints").iterdir()
+    parent = stopped / "attempts" / "0001"
+    flip(own / "shard_00000.safetensors")
+    flip(parent / "checkpoints" / "step_00000006" / "shard_00000.safetensors")
+    before = contents(stopped)
+    refused = pretrain("resume", "--attempt", stopped)
+    assert_refused(refused, 3, "step_00000006/shard_00000.safetensors", "expected SHA-256")
+    assert f"`pretrain resume --attempt {parent} --checkpoint 4` goes on from the one before it\n" in refused.err
+    assert contents(stopped) == before
+    assert pretrain("resume", "--attempt", parent, "--checkpoint", 4, "--quiet").code == 0
 
 
 def test_what_a_person_saved_over_a_finished_attempt_is_refused_with_advice(finished: Path) -> None:

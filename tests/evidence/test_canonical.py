@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,18 @@ def test_hostile_text_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(IntegrityError, match=r"^manifest\.json: ") as caught:
         canonical.parse(data, "manifest.json")
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [b"[],", b"1,", b"{},"])
+def test_a_text_of_too_many_values_is_refused_before_they_are_made(value: bytes) -> None:
+    """Sixteen megabytes of brackets take a gigabyte as lists."""
+    data = b"[" + value * (canonical.VALUES_LIMIT + 1) + b"1]\n"
+    tracemalloc.start()
+    with pytest.raises(IntegrityError, match="x: expected at most 2097152 values, found more"):
+        canonical.parse(data, "x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_a_text_beyond_the_limit_is_refused_before_it_is_read() -> None:

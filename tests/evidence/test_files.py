@@ -5,8 +5,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ ERRORS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE]
 CALLS = (
     "open",
     "read",
+    "read_into",
     "write",
     "fsync",
     "truncate",
@@ -493,6 +496,80 @@ def test_open_verified_reads_what_it_verified(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"shard\.safetensors: expected SHA-256"):
         files.open_verified(path, published.bytes, published.sha256)
     assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize("threads_from", [0, 1 << 40])
+def test_what_is_wrong_is_told_in_the_order_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads_from: int
+) -> None:
+    """Whatever the threads find first: the largest file is hashed first, and the answer is that of one thread."""
+    monkeypatch.setattr(files, "THREADS_FROM", threads_from)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    seen: list[str] = []
+
+    class Watching(files.System):
+        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+            seen.append(path.name)
+            return super().open(path, flags, mode)
+
+    monkeypatch.setattr(files, "system", Watching())
+    expected = []
+    for number in range(20):
+        path = tmp_path / f"{number:02}"
+        content = NEW * (1 + number)
+        path.write_bytes(content)
+        expected.append((path, len(content), hashlib.sha256(content).hexdigest()))
+    with (tmp_path / "03").open("r+b") as file:
+        file.write(b"!")
+    (tmp_path / "07").write_bytes(OLD)
+    (tmp_path / "11").unlink()
+    seen.clear()
+    before = open_descriptors()
+    found = files.verify_all(expected)
+    assert open_descriptors() <= before
+    faults = [(number, str(fault)) for number, fault in enumerate(found) if fault is not None]
+    assert [number for number, _ in faults] == [3, 7, 11]
+    for (number, text), reason in zip(faults, ("expected SHA-256", "bytes, found", "missing"), strict=True):
+        assert f"/{number:02}: " in text
+        assert reason in text
+    assert sorted(seen) == [f"{number:02}" for number in range(20)]
+    assert seen[0] in ({"19", "18", "17", "16"} if threads_from == 0 else {"00"})
+    assert not [thread for thread in threading.enumerate() if "Pool" in thread.name], "a thread is left"
+
+
+def test_a_signal_does_not_wait_for_the_end_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "THREADS_FROM", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    endless = threading.Event()
+
+    class Endless(files.System):
+        def read_into(self, fd: int, buffer: memoryview) -> int:
+            if not endless.is_set():
+                endless.set()
+                os.kill(os.getpid(), signal.SIGINT)
+            return len(buffer)
+
+    monkeypatch.setattr(files, "system", Endless())
+    expected = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(NEW)
+        expected.append((tmp_path / name, len(NEW), "0" * 64))
+    with pytest.raises(KeyboardInterrupt):
+        files.verify_all(expected)
+
+
+def test_what_nobody_expects_in_a_thread_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "THREADS_FROM", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+    class Failing(files.System):
+        def read_into(self, fd: int, buffer: memoryview) -> int:
+            raise MemoryError
+
+    (tmp_path / "a").write_bytes(NEW)
+    monkeypatch.setattr(files, "system", Failing())
+    with pytest.raises(MemoryError):
+        files.verify_all([(tmp_path / "a", len(NEW), "0" * 64)] * 2)
 
 
 def test_a_reading_fault_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,10 +256,10 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_checked(
     from pretrain import files
 
     class Failing(files.System):
-        def read(self, fd: int, count: int) -> bytes:
+        def read_into(self, fd: int, buffer: memoryview) -> int:
             if os.readlink(f"/proc/self/fd/{fd}").endswith("events.jsonl"):
                 raise OSError(5, "Input/output error")
-            return super().read(fd, count)
+            return super().read_into(fd, buffer)
 
     monkeypatch.setattr(files, "system", Failing())
     (attempt / "telemetry.csv").unlink()

@@ -1,0 +1,139 @@
+"""L8f: one byte or one field of what an attempt answers for is changed: it is always found and named."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from pretrain import files, lineage
+from pretrain.config import load
+from pretrain.evidence import canonical, checkpoint
+from tests.drill.corruption import STEPS, STOPPED_AFTER
+from tests.drill.kill_sweep import HURT
+from tests.drill.layer import Layer
+from tests.loop.lineages import small_config
+from tests.loop.probes import Unsynced
+from tests.tiny import train
+
+STREAM = "metrics.jsonl"
+RECORD = "checkpoints/step_00000002/checkpoint.json"
+BOUND = (RECORD, "incidents/incident_0001.json", "environment.json", STREAM)
+TARGETS = {"finished": ("manifest.json", *BOUND), "stopped": BOUND}
+BYTES_ALONE = ("config.yaml", RECORD.replace("checkpoint.json", "shard_00000.safetensors"))
+EXAMPLES = (10, 100)  # of each point: of the quick part, and of the whole
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
+_VALUES = _SCALARS | st.lists(_SCALARS, max_size=2) | st.dictionaries(st.text(max_size=8), _SCALARS, max_size=2)
+
+
+@st.composite
+def bytes_of(draw: st.DrawFn, data: bytes, end: int) -> bytes:
+    """The data with one byte before `end` changed, taken out or put in."""
+    at = draw(st.integers(0, end - 1))
+    changed = bytes([data[at] ^ draw(st.integers(1, 255))])
+    between = draw(st.sampled_from([changed, b"", data[at : at + 1] + changed]))
+    return data[:at] + between + data[at + 1 :]
+
+
+@st.composite
+def field_of(draw: st.DrawFn, data: bytes, end: int) -> bytes:
+    """The data with one field of a record before `end` changed, taken out or put in, and spelled as before."""
+    lines = data[:end].splitlines(keepends=True)
+    at = draw(st.integers(0, len(lines) - 1))
+    record = json.loads(lines[at])
+    places = list(_places(record))
+    holder, key = places[draw(st.integers(0, len(places) - 1))]
+    match draw(st.sampled_from(["change", "change", "take", "put"])):
+        case "change":
+            holder[key] = draw(_VALUES)
+        case "take":
+            del holder[key]
+        case _ if isinstance(holder, dict):
+            holder[draw(st.text(max_size=8))] = draw(_VALUES)
+        case _:
+            holder.insert(key, draw(_VALUES))
+    try:
+        lines[at] = canonical.encode(record)
+    except ValueError:  # a text that is no Unicode has no canonical spelling
+        assume(False)
+    return b"".join(lines) + data[end:]
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every field of a record, at any depth, as what holds it and its key there."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
+
+
+class Fuzz:
+    """A finished run, and one that was stopped, with incidents behind them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = small_config(folder, "text", STEPS, 2, HURT, "checkpoint.keep_every_n_steps=2")
+        train(load(config, [f"run.dir={folder / 'finished'}"]))
+        train(load(config, [f"run.dir={folder / 'stopped'}"]), STOPPED_AFTER)
+
+    def points(self, *, whole: bool) -> Sequence[str]:
+        """Every kind of file with bytes and with fields changed, and how many times."""
+        return [
+            f"{run} {kind} {name} {EXAMPLES[whole]}"
+            for run, names in TARGETS.items()
+            for kind, among in (("byte", (*names, *BYTES_ALONE)), ("field", names))
+            for name in among
+        ]
+
+    def check(self, point: str, folder: Path) -> None:
+        """Change the file in ever other ways; each time it must be named."""
+        run, kind, name, count = point.split(" ")
+        attempt = shutil.copytree(self._folder / run, folder / run) / "attempts/0001"
+        data = (attempt / name).read_bytes()
+        end = len(data)
+        if (run, name) == ("stopped", STREAM):  # nobody answers yet for the rows after the newest checkpoint
+            end = max(checkpoint.read_record(place).metrics.bytes for _, place in checkpoint.list_checkpoints(attempt))
+        made: set[bytes] = set()
+
+        @settings(
+            derandomize=True,
+            deadline=None,
+            max_examples=int(count),
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given((bytes_of if kind == "byte" else field_of)(data, end))
+        def is_found(changed: bytes) -> None:
+            assume(changed != data)
+            made.add(changed)
+            (attempt / name).write_bytes(changed)
+            found = lineage.verify(attempt)
+            told = {*found.extra, *found.missing, *found.changed, *found.unsafe}
+            assert not found.ok and not found.sound, f"it verifies: {_difference(data, changed)}"  # noqa: PT018
+            assert name in told, f"not named: {_difference(data, changed)}\n{found.text()}"
+
+        is_found()
+        assert len(made) >= int(count) // 2, f"only {len(made)} changes of {count} were made"
+
+
+def _difference(before: bytes, after: bytes) -> str:
+    first = next((at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
+    return f"at byte {first}: {before[first - 20 : first + 40]!r} became {after[first - 20 : first + 40]!r}"
+
+
+@contextmanager
+def opened(folder: Path, seed: int) -> Iterator[Fuzz]:
+    """Train both runs; `seed` changes nothing: the changes are the same at every time."""
+    with mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"), mock.patch.object(files, "system", Unsynced()):
+        yield Fuzz(folder)
+
+
+LAYER = Layer("L8f", "one byte or field changed, in 2,200 ways", (22, 22), opened)
