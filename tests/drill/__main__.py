@@ -2,12 +2,15 @@
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.drill.layers import LAYERS
-from tests.drill.run import HEADER, drill
+from tests.drill.run import HEADER
+from tests.drill.workers import drill_all
 
 
 def main() -> int:
@@ -17,6 +20,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the part of each layer that runs with the tests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--point", action="append", default=[], help="only this one, of one layer")
+    parser.add_argument("--workers", type=int, default=2, help="layers that are gone through at a time (default 2)")
     parser.add_argument("--keep", action="store_true", help="leave the folders of bad points, and say where")
     parser.add_argument("--list", action="store_true", help="print the names of the points, and make no fault")
     arguments = parser.parse_args()
@@ -31,16 +35,23 @@ def main() -> int:
             with layer.open(folder, arguments.seed) as faults:
                 for point in faults.points(whole=whole):
                     print(f"{layer.name} {point}")
+        shutil.rmtree(folder, ignore_errors=True)
         return 0
-    print(HEADER)
-    for layer in chosen:
-        found = drill(
-            layer, folder / layer.name, arguments.seed, whole=whole, only=arguments.point, keep=arguments.keep
-        )
+    print(HEADER, flush=True)
+    began = time.monotonic()
+    for found in drill_all(
+        chosen,
+        folder,
+        arguments.seed,
+        arguments.workers,
+        whole=whole,
+        only=arguments.point,
+        keep=arguments.keep,
+    ):
         print(found.line(), flush=True)
         done.append(found)
     wrong = [one for found in done for one in found.wrong]
-    seconds = sum(found.seconds for found in done)
+    seconds = time.monotonic() - began
     print(f"{'all':<5} {sum(found.points for found in done):>7} {len(wrong):>5} {seconds:>9.1f} {arguments.seed:>5}")
     for one in wrong:
         print(f"\nWRONG {one.layer} {one.point}: {one.what}")
@@ -51,6 +62,8 @@ def main() -> int:
             print(f"\nSKIPPED {found.layer.name}: {found.skipped}; {found.layer.title}: that is not tested here")
     if arguments.keep and wrong:
         print(f"\nkept: {folder}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
     return 1 if wrong else 0
 
 
