@@ -7,7 +7,7 @@ import torch
 
 from pretrain.optimizers.combined import combine
 from pretrain.optimizers.galore import galore, split_by_galore
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.groups import BY_ROLE, SMALLEST_EPS, NamedParameters, RoleGroups, Roles, parameter_groups
 from pretrain.optimizers.low_rank import ADAM
 from pretrain.registry import limited
 
@@ -40,7 +40,7 @@ class AdamWSettings:
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
     base_batch_size: int | None = limited(None, at_least=1)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
     use_galore: bool = False

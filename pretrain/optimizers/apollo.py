@@ -12,7 +12,15 @@ from torch.nn import Parameter
 
 from pretrain.optimizers.adamw import adamw_over
 from pretrain.optimizers.combined import combine
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups, split_hidden
+from pretrain.optimizers.groups import (
+    BY_ROLE,
+    SMALLEST_EPS,
+    NamedParameters,
+    RoleGroups,
+    Roles,
+    parameter_groups,
+    split_hidden,
+)
 from pretrain.optimizers.low_rank import (
     Matrix,
     adam_direction,
@@ -52,7 +60,7 @@ class ApolloSettings:
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(1.0, above=0)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
 

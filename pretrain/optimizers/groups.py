@@ -14,6 +14,8 @@ Roles = Mapping[str, str]
 # Muon, GaLore and APOLLO are for these, as in their published code. The gradient of an embedding or a head has few rows
 # that are not zero, and others at each step.
 HIDDEN_ROLES = ("attention", "feed_forward")
+# Of every eps: the square of a smaller one can be 0 in float32, and a row without a gradient then divides 0 by 0.
+SMALLEST_EPS = 1e-18
 # What a group holds only where the optimizer has it.
 _MOMENT_KEYS = ("betas", "eps")
 
@@ -31,8 +33,7 @@ class RoleSettings:
     lr_multiplier: float = limited(1.0, at_least=0)
     weight_decay: float | None = limited(None, at_least=0)
     betas: tuple[float, float] | None = limited(None, at_least=0, below=1)
-    # The square of a smaller one is 0 in float32.
-    eps: float | None = limited(None, at_least=1e-18)
+    eps: float | None = limited(None, at_least=SMALLEST_EPS)
 
 
 @dataclass(frozen=True)
