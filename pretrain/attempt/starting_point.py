@@ -45,8 +45,9 @@ class Start:
 def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> Start:
     """Fill `model` with the weights that `init` names, where the run has no checkpoint of its own yet.
 
-    origin: what a resume goes on from, None for a new run. Raises ConfigError where the weights are of another model,
-    IntegrityError where they are damaged, or not those that an earlier attempt has on record.
+    origin: what a resume goes on from, None for a new run. Once there is a checkpoint, a path that is unchanged is not
+    opened; another one is, for its weights must be those on record too. Raises ConfigError where the weights are of
+    another model, IntegrityError where they are damaged, or not those that an earlier attempt has on record.
     """
     if config.init == InitSettings():
         return Start()
@@ -57,13 +58,16 @@ def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> St
             raise IntegrityError(
                 f"{origin.folder}: its config.yaml names init, and its environment.json has no word of it"
             )
-        if origin.checkpoint is not None:
+        if origin.checkpoint is not None and config.init == origin.config.init:
             return Start(known)
     start = _from_huggingface(config, model) if config.init.from_huggingface else _from_checkpoint(config, model)
     if known is not None and known["weights_sha256"] != start.weights_sha256:
         raise IntegrityError(
-            f"init: {start.text}: not the weights that the run started from, of SHA-256 {known['weights_sha256']}"
+            f"init.from_{known['source']}: {start.text}: not the weights that the run started from, of SHA-256 "
+            f"{known['weights_sha256']}"
         )
+    if origin is not None and origin.checkpoint is not None:
+        return Start(start.record)  # The weights to go on with are those of the checkpoint.
     return start
 
 
