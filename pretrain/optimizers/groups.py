@@ -44,8 +44,8 @@ class RoleGroups:
     norms: scales of norms, biases and all else with less than two dimensions; no decay by default.
     attention: the matrices of attention.
     feed_forward: the matrices of the feed-forward layers, of experts too.
-    router: the matrix that sends positions to experts.
-    head: the matrix that predicts, where it is not the embedding.
+    router: the matrix that sends positions to experts; refused where there are none.
+    head: the matrix that predicts; refused where that is the embedding.
     """
 
     embeddings: RoleSettings = RoleSettings(weight_decay=0.0)
