@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _RECORD_LIMIT = 16 << 20  # bytes
+_MODEL = "model."  # what the names of a model's tensors begin with
 _STEP_FOLDER = re.compile(r"step_([0-9]{8,18})")
 
 
@@ -155,7 +156,7 @@ def load_checkpoint(
 
 def load_weights(folder: Path, destination: "Mapping[str, torch.Tensor]") -> CheckpointRecord:
     """Like `load_checkpoint`, of the tensors `model.NAME` alone; ConfigError where the model is another one."""
-    return _load(folder, destination, None, "model.", ConfigError)
+    return _load(folder, destination, None, _MODEL, ConfigError)
 
 
 def _load(
@@ -183,7 +184,10 @@ def _load(
             if faults:
                 raise faults[0]
             tensors = {name: tensor for name, tensor in opened.items() if name.startswith(prefix)}
-            shard_reader.check_matches(whole, tensors, str(folder), fault)
+            if prefix == _MODEL:
+                shard_reader.check_matches(whole, tensors, str(folder), fault, of="this model", most=10)
+            else:
+                shard_reader.check_matches(whole, tensors, str(folder), fault)
             return tensors
 
         shard_reader.read(whole, open_tensors)

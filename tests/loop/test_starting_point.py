@@ -161,7 +161,12 @@ def test_what_does_not_fit_or_verify_is_refused_before_anything_is_written(sourc
     (tmp_path / "empty").mkdir()
     for error, path, changes, expected in (
         (IntegrityError, damaged, (), "step_00000006/shard_00000.safetensors: expected SHA-256"),
-        (ConfigError, source, ("model.width=32",), r"model.model.norm.weight: expected F32 \[32\], found F32 \[16\]"),
+        (
+            ConfigError,
+            source,
+            ("model.width=32",),
+            r"embed_tokens.weight: expected F32 \[256, 32\], found F32 .*: expected F32 \[32\], found F32 \[16\]",
+        ),
         (ConfigError, source, ("model.layers=2",), "model.model.layers.1.*: not in the checkpoint"),
         (ConfigError, source, ("model.tie_embeddings=false",), "model.lm_head.weight: not in the checkpoint"),
         (ConfigError, tmp_path / "empty", (), "expected an attempt .* or a checkpoint folder"),
@@ -170,6 +175,48 @@ def test_what_does_not_fit_or_verify_is_refused_before_anything_is_written(sourc
         with pytest.raises(error, match=expected):
             train(tiny(tmp_path, "text", *SMALL, *changes, f"init.from_checkpoint={path}"))
     assert not (tmp_path / "run").exists()
+
+
+def refused(folder: Path, task: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        train(tiny(folder, task, *SMALL, *overrides))
+    assert not (folder / "run").exists()
+    return str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_told_by_key_with_what_decides_it(source: Path, tmp_path: Path) -> None:
+    given = f"init.from_checkpoint={source}"
+    place = source / "attempts/0001/checkpoints/step_00000006"
+    for task, overrides, was in (
+        ("text", ["model.width=32"], "model.width was 16"),
+        ("text", ["model.qk_norm=true"], "model.qk_norm was false"),
+        ("text", ["model.tie_embeddings=false", "data.sequence_length=8"], "model.tie_embeddings was true"),
+        ("text", ["model.positions=learned", "data.sequence_length=8"], "data.sequence_length was 16, model.positions"),
+        ("text", ["model.experts={count: 4}"], "model.experts was null"),
+        ("iq", [], "task.name was text"),
+    ):
+        text = refused(tmp_path, task, *overrides, given)
+        assert text.startswith(f"init.from_checkpoint: {place}: does not fit this model: model."), text
+        assert "optimizer" not in text
+        assert f"; where the weights were trained {was}" in text, text
+    alone = shutil.copytree(place, tmp_path / "alone")
+    text = refused(tmp_path, "text", "model.width=32", f"init.from_checkpoint={alone}")
+    assert text.startswith(f"init.from_checkpoint: {alone}: does not fit this model: model.model.")
+    assert "were trained" not in text
+
+
+def test_of_many_weights_that_do_not_fit_ten_are_named(source: Path, tmp_path: Path) -> None:
+    text = refused(tmp_path, "text", "model.layers=3", f"init.from_checkpoint={source}")
+    assert text.count("not in the checkpoint") == 10
+    assert "; and 8 more; where the weights were trained model.layers was 1" in text
+
+
+def test_biases_of_routers_that_are_not_there_are_explained(tmp_path: Path) -> None:
+    experts = ("model.experts.count=4", "training.max_steps=1")
+    assert train(tiny(tmp_path, "text", *SMALL, *experts, "model.experts.balance=0", run="first")).verdict == "done"
+    text = refused(tmp_path, "text", *experts, f"init.from_checkpoint={tmp_path / 'first'}")
+    assert "e_score_correction_bias: not in the checkpoint; where the weights were trained" in text
+    assert text.endswith("model.experts.balance was 0.0")
 
 
 def test_settings_that_no_shape_shows_are_told(source: Path, tmp_path: Path) -> None:
