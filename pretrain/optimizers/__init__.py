@@ -8,7 +8,7 @@ from pretrain.optimizers.adafactor import AdafactorSettings, build_adafactor
 from pretrain.optimizers.adamw import AdamWSettings, build_adamw
 from pretrain.optimizers.apollo import ApolloSettings, build_apollo
 from pretrain.optimizers.apollo_mini import ApolloMiniSettings, build_apollo_mini
-from pretrain.optimizers.groups import RoleGroups, contradictions
+from pretrain.optimizers.groups import MOMENT_KEYS, RoleGroups, contradictions
 from pretrain.optimizers.lion import LionSettings, build_lion
 from pretrain.optimizers.muon import MuonSettings, build_muon
 from pretrain.optimizers.sgd import SgdSettings, build_sgd
@@ -74,6 +74,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 __all__ = [
+    "MOMENT_KEYS",
     "OPTIMIZERS",
     "RoleGroups",
     "contradictions",

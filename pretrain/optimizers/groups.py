@@ -17,7 +17,7 @@ HIDDEN_ROLES = ("attention", "feed_forward")
 # Of every eps: the square of a smaller one can be 0 in float32, and a row without a gradient then divides 0 by 0.
 SMALLEST_EPS = 1e-18
 # What a group holds only where the optimizer has it.
-_MOMENT_KEYS = ("betas", "eps")
+MOMENT_KEYS = ("betas", "eps")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def parameter_groups(settings: Any, named_parameters: NamedParameters, roles: Ro
     for name, parameter in named_parameters:
         own: RoleSettings = getattr(settings.groups, roles[name])
         values = {"lr": settings.lr * own.lr_multiplier, "lr_multiplier": own.lr_multiplier}
-        for key in ("weight_decay", *(key for key in _MOMENT_KEYS if hasattr(settings, key))):
+        for key in ("weight_decay", *(key for key in MOMENT_KEYS if hasattr(settings, key))):
             given = getattr(own, key)
             values[key] = getattr(settings, key) if given is None else given
         found.setdefault(tuple(values.items()), {**values, "params": []})["params"].append((name, parameter))
@@ -102,7 +102,7 @@ def contradictions(name: str, settings: Any) -> list[str]:
     groups = getattr(settings, "groups", RoleGroups())
     for field in dataclasses.fields(groups):
         own = getattr(groups, field.name)
-        for key in _MOMENT_KEYS:
+        for key in MOMENT_KEYS:
             if getattr(own, key) is not None and (field.name in without or not hasattr(settings, key)):
                 whose = (
                     f"{name} has none for the matrices of {field.name}" if field.name in without else f"{name} has none"
