@@ -87,7 +87,10 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
     is_qwen = config["model_type"] == "qwen3"
     heads = config.get("num_attention_heads", 32)
     width = config.get("hidden_size")
-    rope = config.get("rope_parameters") or {}
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling")
+    is_scaled = scaling is not None and not _is_default(scaling)
+    if scaling is not None and not is_scaled:
+        rope = {**scaling, **rope}
     head_size = config.get("head_dim") or (128 if is_qwen else _whole(width, heads))
     sizes = [
         ("vocab_size", config.get("vocab_size"), "the vocabulary of data.tokenizer", model.spec.size),
@@ -121,12 +124,13 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
         "attention_bias": (False, False),
         "mlp_bias": (False, False),
         "use_sliding_window": (False, False),
-        "rope_scaling": (None, None),
     }
     for name, (default, wanted) in expected.items():
         found = config.get(name, default)
         if found != wanted:
             faults.append(f"{name} is {found!r}, which this decoder does not do; expected {wanted!r}")
+    if is_scaled:
+        faults.append(f"rope_scaling is {scaling!r}, which this decoder does not do; expected None")
     if rope.get("rope_type", "default") != "default":
         faults.append(f"rope_type is {rope['rope_type']!r}, which this decoder does not do; expected 'default'")
     for name, wanted in _FIXED.items():
@@ -136,6 +140,14 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
     eps = config.get("rms_norm_eps", 1e-6)
     notes = [] if eps == NORM_EPS else [f"the norms of the weights it starts from add {eps:g}, these add {NORM_EPS:g}"]
     return faults, notes
+
+
+def _is_default(scaling: Any) -> bool:
+    """Whether a `rope_scaling` says that nothing is scaled, by `rope_type` or by `type`, as older files have it."""
+    if not isinstance(scaling, dict):
+        return False
+    kinds = [scaling[name] for name in ("rope_type", "type") if name in scaling]
+    return bool(kinds) and all(kind == "default" for kind in kinds)
 
 
 def _norms_of_heads(is_qwen: bool, settings: DecoderSettings) -> Iterator[str]:
