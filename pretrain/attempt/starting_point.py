@@ -17,7 +17,7 @@ from pretrain.evidence import checkpoint, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.shards import content_sha256
 from pretrain.evidence.storage import DTYPE_WORDS, bytes_of
-from pretrain.models.huggingface import load_huggingface
+from pretrain.models.huggingface import check_huggingface, load_huggingface
 
 # What names and shapes of the weights follow from, with learned positions the length of a sequence too.
 _LENGTH = "data.sequence_length"
@@ -87,6 +87,22 @@ def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> St
     if origin is not None and origin.checkpoint is not None:
         return Start(start.record)  # The weights to go on with are those of the checkpoint.
     return start
+
+
+def check_start(config: RunConfig, model: nn.Module) -> tuple[str, ...]:
+    """Raise what a new run would of the weights that `init` names, and return its notes; none is read into `model`.
+
+    It may have no values. That those of a Hugging Face folder are finite is not looked at.
+    """
+    if config.init.from_huggingface is not None:
+        return tuple(check_huggingface(Path(config.init.from_huggingface), model, config.model.settings))
+    if config.init.from_checkpoint is None:
+        return ()
+    place = _checkpoint_of(Path(config.init.from_checkpoint))
+    shaped = {name: torch.empty((), dtype=one.dtype).expand(one.shape) for name, one in _weights_of(model).items()}
+    with _misfit_explained(place, config):
+        checkpoint.check_weights(place, shaped)
+    return _other_settings(place, config)
 
 
 def _from_checkpoint(config: RunConfig, model: nn.Module) -> Start:

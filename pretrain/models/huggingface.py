@@ -42,6 +42,21 @@ def load_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]
     are read. Raises ConfigError where the folder is none of a model that this decoder is, naming all that differs, and
     IntegrityError where a file is damaged.
     """
+    places, notes = _checked(folder, model, settings, with_values=True)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in _tensors(places):
+            state[name].copy_(tensor)
+    return notes
+
+
+def check_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]:
+    """Raise and return what `load_huggingface` would, for a model that may have no values; no weight is read."""
+    return _checked(folder, model, settings, with_values=False)[1]
+
+
+def _checked(folder: Path, model: nn.Module, settings: Any, *, with_values: bool) -> tuple[dict[str, Path], list[str]]:
+    """Return the file of each tensor, once all fits, and what a person should know."""
     if not isinstance(model, Decoder) or not isinstance(settings, DecoderSettings) or model.spec.kind != "tokens":
         raise ConfigError(
             "init.from_huggingface: expected model.name=decoder over tokens; other models take no weights"
@@ -52,13 +67,9 @@ def load_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]
     faults, notes = _compare(config, model, settings)
     if faults:
         raise ConfigError(f"init.from_huggingface: {folder / CONFIG} is not this model: {'; '.join(faults)}")
-    state = model.state_dict()
     places = _places(folder, tied=model.lm_head is None)
-    _check(folder, state, places)
-    with torch.no_grad():
-        for name, tensor in _tensors(places):
-            state[name].copy_(tensor)
-    return notes
+    _check(folder, model.state_dict(), places, with_values=with_values)
+    return places, notes
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -206,7 +217,7 @@ def _names(path: Path) -> list[str]:
         return sorted(opened.keys())
 
 
-def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str, Path]) -> None:
+def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str, Path], *, with_values: bool) -> None:
     """Raise ConfigError with the names, dtypes and shapes in which the files and the model differ."""
     faults = [f"{name}: only in the files" for name in sorted(set(places) - set(state))]
     faults += [f"{name}: not in the files" for name in sorted(set(state) - set(places))]
@@ -215,7 +226,7 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str,
             faults.append(f"{name}: expected {list(state[name].shape)}, found {list(tensor.shape)}")
         if tensor.dtype not in _WIDENED:
             faults.append(f"{name}: expected float32, bfloat16 or float16, found {tensor.dtype}")
-        elif not bool(torch.isfinite(tensor).all()):
+        elif with_values and not bool(torch.isfinite(tensor).all()):
             faults.append(f"{name}: holds a number that is not finite")
     if faults:
         raise ConfigError(f"init.from_huggingface: {folder} does not fit this model: {_shown(faults)}")

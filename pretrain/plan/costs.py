@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pretrain.attempt import check_start
 from pretrain.build import build_data, build_model, build_optimizer, build_task
-from pretrain.config import RunConfig, to_yaml
+from pretrain.config import RunConfig, to_yaml, warnings
 from pretrain.config.canonical import tree_of
 from pretrain.evidence.shard_writer import file_bytes
 from pretrain.machine import random_state
@@ -28,7 +29,8 @@ class Costs:
     windows, windows_of_step, epochs: of the training data; how often the run goes through it.
     memory: bytes by kind, of what stays from step to step; activations come on top, and depend on the kernels.
     checkpoint_bytes: of the shard file; its record adds some kilobytes. kept: checkpoints that retention leaves in an
-    attempt, at most; there is one more while it is saved, and the disk is for that too.
+    attempt, at most; there is one more while it is saved, and the disk is for that too. warnings: what `train` would
+    say at its start of this config.
     """
 
     config: RunConfig
@@ -41,6 +43,7 @@ class Costs:
     memory: Mapping[str, int]
     checkpoint_bytes: int
     kept: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def epochs(self) -> float:
@@ -65,6 +68,7 @@ class Costs:
             },
             "memory": {**self.memory, "total": sum(self.memory.values())},
             "disk": {"checkpoint": self.checkpoint_bytes, "kept": self.kept, "total": self.disk_bytes},
+            "warnings": list(self.warnings),
         }
 
     def text(self) -> str:
@@ -81,6 +85,7 @@ class Costs:
                 "disk",
                 f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 more",
             ),
+            *(("warning", text) for text in self.warnings),
         ]
         return to_yaml(self.config) + "\n" + "".join(f"{name:<20} {value}\n" for name, value in rows)
 
@@ -89,13 +94,15 @@ def costs_of(config: RunConfig) -> Costs:
     """Return what a run of this config will take. The data is opened, the model and the optimizer have no values.
 
     Nor is the device asked for: a run on a GPU can be planned where there is none. Raises ConfigError and DataError for
-    what `train` would refuse with the config and the data.
+    what `train` would refuse with the config, the data and the weights to start from, IntegrityError where these are
+    damaged.
     """
     data = build_data(config)
     task = build_task(config, data)
     with torch.device("meta"):
         model = build_model(config, task)
     optimizer = flat_state(build_optimizer(config, model))
+    notes = check_start(config, model)
     training, parameters = config.training, list(model.parameters())
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()} | optimizer
     saved = state | _generators(config.training.device)
@@ -120,6 +127,7 @@ def costs_of(config: RunConfig) -> Costs:
         },
         checkpoint_bytes=file_bytes(saved),
         kept=most_checkpoints(config.checkpoint, config.validation.validate_every_n_steps, training.max_steps),
+        warnings=(*notes, *warnings(config), *data.warnings),
     )
 
 

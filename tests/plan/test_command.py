@@ -36,7 +36,7 @@ def test_the_plan_begins_with_the_resolved_config_and_writes_nothing(config: Pat
     assert answer.out.startswith(to_yaml(load(config, ["model.layers=3"])))
     assert "\nparameters " in answer.out
     found = pretrain("plan", "--config", config, "--json").json
-    assert {*found} == {"config", "parameters", "step", "run", "memory", "disk"}
+    assert {*found} == {"config", "parameters", "step", "run", "memory", "disk", "warnings"}
     assert contents(config.parent) == before
 
 
