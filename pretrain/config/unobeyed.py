@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrain.config.canonical import value_text
 from pretrain.config.settings import RunConfig
-from pretrain.models import DecoderSettings
+from pretrain.models import DecoderSettings, departures
 from pretrain.optimizers import RoleGroups
 
 _GALORE = "galore_"
@@ -32,7 +32,11 @@ def contradictions(config: RunConfig) -> Iterator[str]:
 
 
 def warnings(config: RunConfig) -> Iterator[str]:
-    """Yield what is without effect for now, and what is kept of checkpoints where two cadences do not meet."""
+    """Yield what has no effect, or half of it, and what is kept of checkpoints where two cadences do not meet."""
+    model = config.model.settings
+    if isinstance(model, DecoderSettings) and (found := departures(model)):
+        differs = ", ".join(f"{key} is {value_text(own)} in place of {value_text(value)}" for key, own, value in found)
+        yield f"model.size {model.size}: {differs}; leave them out, or model.size"
     optimizer = config.optimizer.settings
     if not getattr(optimizer, "use_galore", True):
         changed = [(key, value) for key, value in _changed(optimizer, type(optimizer)()) if key.startswith(_GALORE)]

@@ -165,6 +165,13 @@ WARNINGS: list[tuple[list[str], str | None]] = [
     (["monitors.blocks.every_n_steps=20", "monitors.regression.every_n_steps=1"], None),
     (["monitors.blocks.every_n_steps=21"], "monitors.blocks.every_n_steps (21) is more than training.max_steps (20)"),
     (["monitors.regression.every_n_steps=3"], "monitors.regression.every_n_steps (3) and validation.validate_every_n"),
+    (
+        ["model.size=gpt2-124m", "model.width=96", "model.layers=2", "model.heads=12", "model.ffn_width=null"],
+        "model.size gpt2-124m: width is 96 in place of 768, layers is 2 in place of 12, ffn_width is null in place of "
+        "3072; leave them out, or model.size",
+    ),
+    (["model.size=llama-1b", "model.tie_embeddings=false"], "model.size llama-1b: tie_embeddings is false in place of"),
+    (["model.size=llama-1b", "model.width=2048", "model.init_std=0.1"], None),
     (["optimizer.galore_rank=64"], "optimizer.galore_rank is 64, and nothing obeys it while optimizer.use_galore is f"),
     (["optimizer.galore_rank=64", "optimizer.use_galore=true"], None),
     (["optimizer.optimizer_class=lion"], None),
