@@ -33,7 +33,8 @@ class AdafactorSettings:
     galore_update_interval: steps from one singular value decomposition of the gradient, which finds the space, to the
       next.
     galore_scale: what the step is multiplied by on its way back to the whole matrix.
-    galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
+    galore_max_dim: a matrix whose longer side is beyond this takes the plain path; the default leaves the feed-forward
+      matrices of llama-7b out, which are 11008 wide. A warning says where less than half is projected for this.
     """
 
     lr: float = limited(3.0e-2, above=0)
