@@ -15,7 +15,7 @@ from pretrain.data.loader import StatefulLoader
 from pretrain.errors import DataError
 from pretrain.machine import random_state
 from pretrain.models import MODELS, roles, width_ratio
-from pretrain.optimizers import OPTIMIZERS, for_width, set_learning_rate
+from pretrain.optimizers import OPTIMIZERS, Projected, for_width, projected, set_learning_rate
 from pretrain.policy.loss_scale import LossScale
 from pretrain.policy.schedule import SCHEDULES, scaled_peak
 from pretrain.registry import Choice
@@ -155,6 +155,11 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
         roles(model),
     )
     return optimizer
+
+
+def projected_by(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer) -> Projected | None:
+    """Return how much of `model` its optimizer projects to a low rank; None where that is nothing it does."""
+    return projected(optimizer, config.optimizer.settings, list(model.named_parameters()), roles(model))
 
 
 def _open(config: RunConfig, domain: str, choice: Choice[Any]) -> Source:

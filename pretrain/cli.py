@@ -119,7 +119,11 @@ def resume(
         typer.Option("--checkpoint", help="Go on from this step's checkpoint of the attempt.", metavar="STEP", min=0),
     ] = None,
     migrate: Annotated[
-        bool, typer.Option("--migrate", help="Let scheduler.* change: another run from there on, on record.")
+        bool,
+        typer.Option(
+            "--migrate",
+            help="Let scheduler.* change, and training.max_steps downward too: another run from there on, on record.",
+        ),
     ] = False,
     require_latest: Annotated[
         bool, typer.Option("--require-latest", help="Refuse where the newest checkpoint does not verify.")

@@ -5,5 +5,6 @@ from pretrain.attempt.replayed import Replayed
 from pretrain.attempt.rerun import replay_incident
 from pretrain.attempt.result import AttemptResult
 from pretrain.attempt.run import resume_attempt, start_attempt
+from pretrain.attempt.starting_point import check_start
 
-__all__ = ["AttemptResult", "Replayed", "Words", "replay_incident", "resume_attempt", "start_attempt"]
+__all__ = ["AttemptResult", "Replayed", "Words", "check_start", "replay_incident", "resume_attempt", "start_attempt"]

@@ -86,7 +86,8 @@ def find_origin(
     faults: list[str] = []
     parent: Parent | None
     if step is not None and (finished is None or finished.latest.step != step):
-        folder, parent = named, Parent(number, "checkpoint", checkpoint.read_record(_place(named, step)).record_sha256)
+        place = _place(run_dir, number, step)
+        folder, parent = named, Parent(number, "checkpoint", checkpoint.read_record(place).record_sha256)
     else:
         if finished is None:
             record, faults = _newest_that_verifies(named, damaged)
@@ -154,12 +155,21 @@ def _config_of(folder: Path, environment: Mapping[str, Any]) -> RunConfig:
         raise IntegrityError(f"{folder}: its config.yaml cannot be read back: {first}", *rest) from error
 
 
-def _place(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step` in an attempt; ConfigError names those that there are."""
+def _place(run_dir: Path, number: int, step: int) -> Path:
+    """Return the folder of the checkpoint of `step` in an attempt; ConfigError says where it is, or which there are."""
+    folder = namespace.attempt_folder(run_dir, number)
     saved = dict(checkpoint.list_checkpoints(folder))
     if step not in saved:
         steps = ", ".join(map(str, saved)) or "none"
-        raise ConfigError(f"--checkpoint: {folder} holds no checkpoint of step {step}; it holds those of {steps}")
+        missing = f"--checkpoint: {folder} holds no checkpoint of step {step}; it holds those of {steps}"
+        for found, place in checkpoints_of(run_dir, number):
+            if found == step:
+                owner = place.parent.parent
+                raise ConfigError(
+                    f"{missing}. Attempt {owner.name}, which it goes on from, does: `pretrain resume --attempt "
+                    f"{shlex.quote(str(owner))} --checkpoint {step}`"
+                )
+        raise ConfigError(missing)
     return saved[step]
 
 

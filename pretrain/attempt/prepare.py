@@ -12,8 +12,8 @@ from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin, damage_explained
 from pretrain.attempt.preflight import Preflight, look
 from pretrain.attempt.starting_point import Start, load_start
-from pretrain.build import BuiltRun, RunData, build_data, build_run
-from pretrain.config import RunConfig, identity_sha256
+from pretrain.build import BuiltRun, RunData, build_data, build_run, projected_by
+from pretrain.config import RunConfig, identity_sha256, warnings
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, events, namespace
 from pretrain.faults import check_allowed, injects_temperature
@@ -44,6 +44,13 @@ class Prepared:
     environment: dict[str, Any]
     start: Start
     preflight: Preflight
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed and probably not meant, and what a person should know before the first step."""
+        low = projected_by(self.config, self.built.state.model, self.built.state.optimizer)
+        left_out = [low.warning] if low is not None and low.warning is not None else []
+        own = [*self.start.notes, *warnings(self.config), *self.data.warnings, *left_out]
+        return [*own, *self.preflight.warnings()]
 
 
 def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origin: Origin | None = None) -> Prepared:

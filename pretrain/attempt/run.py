@@ -28,7 +28,7 @@ from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.show import beginning, resume_command, validation_of_row
 from pretrain.attempt.standstill import standstill
 from pretrain.attempt.trackers import open_feeds
-from pretrain.config import RunConfig, RunSettings, to_yaml, value_text, warnings
+from pretrain.config import RunConfig, RunSettings, to_yaml, value_text
 from pretrain.errors import ConfigError, PretrainError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, rows
 from pretrain.evidence.manifest_record import VERDICT
@@ -355,8 +355,7 @@ def _work(
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
-    told = [*stuck, *inexact, *prepared.start.notes, *warnings(prepared.config), *prepared.data.warnings]
-    for text in [*told, *prepared.preflight.warnings()]:
+    for text in [*stuck, *inexact, *prepared.warnings()]:
         warn(parts, text)
     if migrated:
         _record_migration(parts, origin, migrated)

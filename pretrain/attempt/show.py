@@ -10,7 +10,7 @@ from torch import nn
 
 from pretrain.attempt.origin import Origin
 from pretrain.attempt.starting_point import Start
-from pretrain.build import RunData, peak_learning_rate
+from pretrain.build import RunData, peak_learning_rate, projected_by
 from pretrain.config import RunConfig
 from pretrain.loop import LoopParts
 from pretrain.machine.memory import device_bytes, in_units, resident_bytes, total_bytes
@@ -50,6 +50,8 @@ def beginning(config: RunConfig, data: RunData, parts: LoopParts, origin: Origin
             f"deterministic {str(training.deterministic).lower()}",
         ),
     ]
+    low = projected_by(config, state.model, state.optimizer)
+    details += [("projected", low.text)] if low is not None else []
     details += _scaled_rate(config, samples)
     details += _memory(state.device)
     for record in data.records:

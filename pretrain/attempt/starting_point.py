@@ -1,7 +1,8 @@
 """The weights of a new run that are given rather than drawn: from another run's checkpoint, or from Hugging Face."""
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,30 @@ import torch
 from torch import nn
 
 from pretrain.attempt.origin import Origin, checkpoints_of
-from pretrain.config import InitSettings, RunConfig, difference, parse, value_text
+from pretrain.config import ABSENT, Change, InitSettings, RunConfig, difference, parse, value_text
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.shards import content_sha256
 from pretrain.evidence.storage import DTYPE_WORDS, bytes_of
-from pretrain.models.huggingface import load_huggingface
+from pretrain.models.huggingface import check_huggingface, load_huggingface
+
+# What names and shapes of the weights follow from, with learned positions the length of a sequence too.
+_LENGTH = "data.sequence_length"
+_SHAPING = (
+    *(
+        "task.name",
+        "task.patch_samples",
+        "model.width",
+        "model.layers",
+        "model.heads",
+        "model.kv_heads",
+        "model.ffn_width",
+        "model.activation",
+    ),
+    *("model.positions", "model.qk_norm", "model.tie_embeddings", "model.experts", "model.experts.count"),
+    *("model.experts.top_k", "model.experts.shared", "model.experts.width", "model.experts.balance"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +63,9 @@ class Start:
 def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> Start:
     """Fill `model` with the weights that `init` names, where the run has no checkpoint of its own yet.
 
-    origin: what a resume goes on from, None for a new run. Raises ConfigError where the weights are of another model,
-    IntegrityError where they are damaged, or not those that an earlier attempt has on record.
+    origin: what a resume goes on from, None for a new run. Once there is a checkpoint, a path that is unchanged is not
+    opened; another one is, for its weights must be those on record too. Raises ConfigError where the weights are of
+    another model, IntegrityError where they are damaged, or not those that an earlier attempt has on record.
     """
     if config.init == InitSettings():
         return Start()
@@ -57,40 +76,88 @@ def load_start(config: RunConfig, model: nn.Module, origin: Origin | None) -> St
             raise IntegrityError(
                 f"{origin.folder}: its config.yaml names init, and its environment.json has no word of it"
             )
-        if origin.checkpoint is not None:
+        if origin.checkpoint is not None and config.init == origin.config.init:
             return Start(known)
     start = _from_huggingface(config, model) if config.init.from_huggingface else _from_checkpoint(config, model)
     if known is not None and known["weights_sha256"] != start.weights_sha256:
         raise IntegrityError(
-            f"init: {start.text}: not the weights that the run started from, of SHA-256 {known['weights_sha256']}"
+            f"init.from_{known['source']}: {start.text}: not the weights that the run started from, of SHA-256 "
+            f"{known['weights_sha256']}"
         )
+    if origin is not None and origin.checkpoint is not None:
+        return Start(start.record)  # The weights to go on with are those of the checkpoint.
     return start
+
+
+def check_start(config: RunConfig, model: nn.Module) -> tuple[str, ...]:
+    """Raise what a new run would of the weights that `init` names, and return its notes; none is read into `model`.
+
+    It may have no values. That those of a Hugging Face folder are finite is not looked at.
+    """
+    if config.init.from_huggingface is not None:
+        return tuple(check_huggingface(Path(config.init.from_huggingface), model, config.model.settings))
+    if config.init.from_checkpoint is None:
+        return ()
+    place = _checkpoint_of(Path(config.init.from_checkpoint))
+    shaped = {name: torch.empty((), dtype=one.dtype).expand(one.shape) for name, one in _weights_of(model).items()}
+    with _misfit_explained(place, config):
+        checkpoint.check_weights(place, shaped)
+    return _other_settings(place, config)
 
 
 def _from_checkpoint(config: RunConfig, model: nn.Module) -> Start:
     path = str(config.init.from_checkpoint)
     place = _checkpoint_of(Path(path))
-    record = checkpoint.load_weights(place, {f"model.{name}": tensor for name, tensor in model.state_dict().items()})
+    with _misfit_explained(place, config):
+        record = checkpoint.load_weights(place, _weights_of(model))
     notes = _other_settings(place, config)
     return Start(_record("checkpoint", str(place), record.record_sha256, model), notes, is_loaded=True)
 
 
+def _weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights by the names that a checkpoint has them under."""
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+
+
+@contextlib.contextmanager
+def _misfit_explained(place: Path, config: RunConfig) -> Iterator[None]:
+    """Say of weights that do not fit which key named them, and what the settings were that decide it."""
+    try:
+        yield
+    except ConfigError as error:
+        changes, _ = _changes(place, config)
+        shaping = _SHAPING if getattr(config.model.settings, "positions", None) != "learned" else (*_SHAPING, _LENGTH)
+        was = [f"{one.key} was {value_text(one.old)}" for one in changes if one.key in shaping and one.old != ABSENT]
+        hint = f"; where the weights were trained {', '.join(was)}" if was else ""
+        raise ConfigError(f"init.from_checkpoint: {error}{hint}") from error
+
+
 def _other_settings(place: Path, config: RunConfig) -> tuple[str, ...]:
     """Say what of the model was otherwise where its weights were trained: heads and wavelengths have no shape."""
-    attempt = place.resolve().parent.parent
-    if not (attempt / namespace.ENVIRONMENT).is_file():
-        return ()  # A checkpoint alone does not tell.
-    try:
-        text = namespace.read_config(attempt, namespace.read_environment(attempt))
-        before = parse(text, str(attempt / namespace.CONFIG))
-    except (ConfigError, IntegrityError) as error:
-        return (f"the settings that the weights were trained with are not compared: {error}",)
-    changes = difference(before, config)
+    changes, fault = _changes(place, config)
+    if fault is not None:
+        return (f"the settings that the weights were trained with are not compared: {fault}",)
     return tuple(
         f"{change.key} was {value_text(change.old)} where the weights were trained, and is {value_text(change.new)}"
-        for change in (*changes.allowed, *changes.refused)
+        for change in changes
         if change.key.startswith("model.") and change.key != "model.init_std"
     )
+
+
+def _changes(place: Path, config: RunConfig) -> tuple[tuple[Change, ...], Exception | None]:
+    """Return what of the config is otherwise than where a checkpoint was trained, or why that cannot be read.
+
+    A checkpoint alone, without its attempt, does not tell: then there is neither.
+    """
+    attempt = place.resolve().parent.parent
+    if not (attempt / namespace.ENVIRONMENT).is_file():
+        return (), None
+    try:
+        text = namespace.read_config(attempt, namespace.read_environment(attempt))
+        found = difference(parse(text, str(attempt / namespace.CONFIG)), config)
+    except (ConfigError, IntegrityError) as error:
+        return (), error
+    return (*found.allowed, *found.refused), None
 
 
 def _from_huggingface(config: RunConfig, model: nn.Module) -> Start:

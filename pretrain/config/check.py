@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pretrain import optimizers
+from pretrain.config import unobeyed
 from pretrain.config.settings import RunConfig, TrainingSettings
 from pretrain.errors import ConfigError
 from pretrain.models import DecoderSettings
@@ -49,6 +50,7 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_task(config),
         *_model(config),
         *optimizers.contradictions(config.optimizer.name, config.optimizer.settings),
+        *unobeyed.contradictions(config),
         *schedule.contradictions(config.scheduler.settings),
         *_scaling(config),
         *_init(config),
@@ -90,6 +92,7 @@ def warnings(config: RunConfig) -> list[str]:
             f"({checkpoint}) do not meet by step {last}: only a checkpoint of a validated step can be best, "
             f"so none will be; validation.validate_every_n_steps={checkpoint} would do"
         )
+    found += unobeyed.warnings(config)
     found += _never_looked(config)
     total = getattr(config.scheduler.settings, "scheduler_total_steps", None)
     if total is not None and total > last:

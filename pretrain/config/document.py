@@ -152,7 +152,8 @@ def _resume() -> Iterator[str]:
     notes = {
         "run.dir": "the run has been moved",
         "training.max_steps": "upward only; `scheduler.scheduler_total_steps` stays what it was",
-        "init.from_checkpoint": "the same weights in another place; they are read only while no checkpoint is there",
+        "init.from_checkpoint": "the same weights in another place, compared by their SHA-256; a path that is "
+        "unchanged is read only while no checkpoint is there",
         "init.from_huggingface": "likewise",
         "data.train.*.path": "the same data in another place",
         "data.validation.*.path": "the same data in another place",

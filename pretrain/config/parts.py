@@ -1,5 +1,6 @@
 """Which settings class answers for each stretch of a configuration, and the keys that nothing answers for."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pretrain.config.settings import (
     SECTIONS,
     SOURCE,
     TRACKER_MAP,
+    Group,
     NamedSection,
     Setting,
     groups_of,
@@ -21,11 +23,13 @@ from pretrain.config.settings import (
     plain_sections,
     settings_of,
 )
-from pretrain.config.values import near, shown
+from pretrain.config.values import UnfitError, fit, near, shown
+from pretrain.optimizers import MOMENT_KEYS
 from pretrain.telemetry.trackers import TRACKERS
 
 Path = tuple[str, ...]
 _DOMAIN_MAPS = tuple(("data", kind) for kind in DOMAIN_MAPS)
+_GROUPS = ("optimizer", "groups")
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -155,10 +159,23 @@ class _Survey:
         self.parts.append(part)
         for name, group in groups_of(part.settings, part.defaults).items():
             path = (*part.path, name)
-            if group.is_optional and part.given.get(name) is None:
+            value = part.given.get(name)
+            if group.is_optional and value is None:
+                continue
+            if group.is_optional and not isinstance(value, dict):
+                self._not_a_group(path, group, value)
                 continue
             given = self._mapping(path, part.given.get(name, {}))
             self._add(Part(path, group.settings, given, defaults=group.defaults))
+
+    def _not_a_group(self, path: Path, group: Group, value: Any) -> None:
+        """Report a value in the place of an optional group; where one key must be given, it is probably that one's."""
+        needed = [one for one in settings_of(group.settings, group.defaults).values() if one.is_required]
+        example = ""
+        if len(needed) == 1:
+            with contextlib.suppress(UnfitError):
+                example = f", as in {'.'.join(path)}={{{needed[0].name}: {shown(fit(needed[0], value))}}}"
+        self._report(path, f"must be a group of settings, a mapping of keys to values{example}; found {shown(value)}")
 
     def _choosers(self) -> dict[Path, Any]:
         """What is written anywhere, and the default of every name, for the names that are references."""
@@ -189,11 +206,16 @@ class _Survey:
         return f"; expected {', '.join(part.keys)}" if part.keys else "; it has none"
 
     def _elsewhere(self, key: str) -> str | None:
-        """The full name of a setting of this name in some section."""
+        """The full name of a setting of this name in some section, one that is not refused there."""
         for part in self.parts:
-            if key in part.keys and not part.is_domain:
+            if key in part.keys and not part.is_domain and not self._is_moment_of_none(part.path, key):
                 return ".".join((*part.path, key))
         return None
+
+    def _is_moment_of_none(self, path: Path, key: str) -> bool:
+        """Whether a group of the optimizer has a key that the optimizer refuses, since it has no such moments."""
+        whole = next((part for part in self.parts if part.path == path[:1]), None)
+        return path[:2] == _GROUPS and key in MOMENT_KEYS and whole is not None and key not in whole.keys
 
     def _mapping(self, path: Path, value: Any) -> dict[str, Any]:
         if isinstance(value, dict):

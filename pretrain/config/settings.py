@@ -161,6 +161,10 @@ class Setting:
     default: Any = field(repr=False)
     limits: Mapping[str, Any]
 
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
 
 # They are made anew at every look, which takes a third of the time of reading a configuration.
 _known_hints: dict[type[Any], Mapping[str, Any]] = {}

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointRecord",
     "Difference",
     "SavedCheckpoint",
+    "check_weights",
     "compare",
     "describe",
     "folder_of",
@@ -150,20 +151,46 @@ def load_checkpoint(
     generators: states of generators by name, beside `destination`. Those of a GPU may be other ones than the
     checkpoint has, which a run on another device saved: afterwards `generators` has those of the checkpoint.
     """
-    return _load(folder, destination, generators, "", IntegrityError)
+    return _load(folder, destination, generators, _all_of)
 
 
 def load_weights(folder: Path, destination: "Mapping[str, torch.Tensor]") -> CheckpointRecord:
     """Like `load_checkpoint`, of the tensors `model.NAME` alone; ConfigError where the model is another one."""
-    return _load(folder, destination, None, "model.", ConfigError)
+    return _load(folder, destination, None, _weights_of)
+
+
+def check_weights(folder: Path, destination: "Mapping[str, torch.Tensor]") -> CheckpointRecord:
+    """Raise and return what `load_weights` would, and fill nothing: of `destination` types and shapes are looked at."""
+    record = _read_whole_record(folder)
+    with _opened(folder, record) as opened:
+        _weights_of(destination, opened, folder)
+    return record
+
+
+def _all_of(
+    destination: "Mapping[str, torch.Tensor]", opened: dict[str, StoredTensor], folder: Path
+) -> dict[str, StoredTensor]:
+    from pretrain.evidence import shard_reader
+
+    shard_reader.check_matches(destination, opened, str(folder))
+    return opened
+
+
+def _weights_of(
+    destination: "Mapping[str, torch.Tensor]", opened: dict[str, StoredTensor], folder: Path
+) -> dict[str, StoredTensor]:
+    from pretrain.evidence import shard_reader
+
+    weights = {name: tensor for name, tensor in opened.items() if name.startswith("model.")}
+    shard_reader.check_matches(destination, weights, str(folder), ConfigError, of="this model", most=10)
+    return weights
 
 
 def _load(
     folder: Path,
     destination: "Mapping[str, torch.Tensor]",
     generators: "dict[str, torch.Tensor] | None",
-    prefix: str,
-    fault: type[PretrainError],
+    matching: "Callable[[Mapping[str, torch.Tensor], dict[str, StoredTensor], Path], dict[str, StoredTensor]]",
 ) -> CheckpointRecord:
     from pretrain.evidence import shard_reader
 
@@ -182,9 +209,7 @@ def _load(
         def open_tensors() -> dict[str, StoredTensor]:
             if faults:
                 raise faults[0]
-            tensors = {name: tensor for name, tensor in opened.items() if name.startswith(prefix)}
-            shard_reader.check_matches(whole, tensors, str(folder), fault)
-            return tensors
+            return matching(whole, opened, folder)
 
         shard_reader.read(whole, open_tensors)
     if generators is not None:

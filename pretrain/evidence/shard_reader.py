@@ -31,7 +31,6 @@ from pretrain.evidence.storage import (
 from pretrain.machine.random_state import is_of_a_gpu
 
 _STAGE = 16 << 20  # bytes read at a time for a tensor that cannot be read into directly
-_FAULTS_SHOWN = 20
 
 
 def read(destination: Mapping[str, torch.Tensor], open_tensors: Callable[[], dict[str, StoredTensor]]) -> None:
@@ -54,8 +53,14 @@ def check_matches(
     tensors: Mapping[str, StoredTensor],
     where: str,
     fault: type[PretrainError] = IntegrityError,
+    *,
+    of: str = "this model and optimizer",
+    most: int = 20,
 ) -> None:
-    """Raise `fault` with the names, dtypes and shapes in which `destination` and the files differ."""
+    """Raise `fault` with the names, dtypes and shapes in which `destination` and the files differ, `most` of them.
+
+    of: what `destination` is.
+    """
     faults = [f"{name}: only in the checkpoint" for name in sorted(set(tensors) - set(destination))]
     faults += [f"{name}: not in the checkpoint" for name in sorted(set(destination) - set(tensors))]
     for name in sorted(set(tensors) & set(destination)):
@@ -66,8 +71,8 @@ def check_matches(
             found = f"{stored.dtype} {list(stored.shape)}"
             faults.append(f"{name}: expected {expected[0]} {list(expected[1])}, found {found}")
     if faults:
-        more = f"; and {len(faults) - _FAULTS_SHOWN} more" if len(faults) > _FAULTS_SHOWN else ""
-        raise fault(f"{where}: does not fit this model and optimizer: {'; '.join(faults[:_FAULTS_SHOWN])}{more}")
+        more = f"; and {len(faults) - most} more" if len(faults) > most else ""
+        raise fault(f"{where}: does not fit {of}: {'; '.join(faults[:most])}{more}")
 
 
 def room_for_generators(

@@ -12,6 +12,7 @@ from pretrain.models.flops import active_parameters, flops_per_position
 from pretrain.models.parametrization import width_ratio
 from pretrain.models.roles import roles
 from pretrain.models.settings import CHECKPOINTING, PARAMETRIZATIONS, DecoderSettings, check
+from pretrain.models.sizes import departures
 from pretrain.registry import Entry
 
 MODELS: dict[str, Entry[Any, nn.Module]] = {
@@ -56,6 +57,7 @@ __all__ = [
     "blocks",
     "build_decoder",
     "check",
+    "departures",
     "flops_per_position",
     "roles",
     "routers",

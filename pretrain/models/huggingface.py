@@ -42,6 +42,21 @@ def load_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]
     are read. Raises ConfigError where the folder is none of a model that this decoder is, naming all that differs, and
     IntegrityError where a file is damaged.
     """
+    places, notes = _checked(folder, model, settings, with_values=True)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in _tensors(places):
+            state[name].copy_(tensor)
+    return notes
+
+
+def check_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]:
+    """Raise and return what `load_huggingface` would, for a model that may have no values; no weight is read."""
+    return _checked(folder, model, settings, with_values=False)[1]
+
+
+def _checked(folder: Path, model: nn.Module, settings: Any, *, with_values: bool) -> tuple[dict[str, Path], list[str]]:
+    """Return the file of each tensor, once all fits, and what a person should know."""
     if not isinstance(model, Decoder) or not isinstance(settings, DecoderSettings) or model.spec.kind != "tokens":
         raise ConfigError(
             "init.from_huggingface: expected model.name=decoder over tokens; other models take no weights"
@@ -52,13 +67,9 @@ def load_huggingface(folder: Path, model: nn.Module, settings: Any) -> list[str]
     faults, notes = _compare(config, model, settings)
     if faults:
         raise ConfigError(f"init.from_huggingface: {folder / CONFIG} is not this model: {'; '.join(faults)}")
-    state = model.state_dict()
     places = _places(folder, tied=model.lm_head is None)
-    _check(folder, state, places)
-    with torch.no_grad():
-        for name, tensor in _tensors(places):
-            state[name].copy_(tensor)
-    return notes
+    _check(folder, model.state_dict(), places, with_values=with_values)
+    return places, notes
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -87,7 +98,10 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
     is_qwen = config["model_type"] == "qwen3"
     heads = config.get("num_attention_heads", 32)
     width = config.get("hidden_size")
-    rope = config.get("rope_parameters") or {}
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling")
+    is_scaled = scaling is not None and not _is_default(scaling)
+    if scaling is not None and not is_scaled:
+        rope = {**scaling, **rope}
     head_size = config.get("head_dim") or (128 if is_qwen else _whole(width, heads))
     sizes = [
         ("vocab_size", config.get("vocab_size"), "the vocabulary of data.tokenizer", model.spec.size),
@@ -121,12 +135,13 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
         "attention_bias": (False, False),
         "mlp_bias": (False, False),
         "use_sliding_window": (False, False),
-        "rope_scaling": (None, None),
     }
     for name, (default, wanted) in expected.items():
         found = config.get(name, default)
         if found != wanted:
             faults.append(f"{name} is {found!r}, which this decoder does not do; expected {wanted!r}")
+    if is_scaled:
+        faults.append(f"rope_scaling is {scaling!r}, which this decoder does not do; expected None")
     if rope.get("rope_type", "default") != "default":
         faults.append(f"rope_type is {rope['rope_type']!r}, which this decoder does not do; expected 'default'")
     for name, wanted in _FIXED.items():
@@ -136,6 +151,14 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
     eps = config.get("rms_norm_eps", 1e-6)
     notes = [] if eps == NORM_EPS else [f"the norms of the weights it starts from add {eps:g}, these add {NORM_EPS:g}"]
     return faults, notes
+
+
+def _is_default(scaling: Any) -> bool:
+    """Whether a `rope_scaling` says that nothing is scaled, by `rope_type` or by `type`, as older files have it."""
+    if not isinstance(scaling, dict):
+        return False
+    kinds = [scaling[name] for name in ("rope_type", "type") if name in scaling]
+    return bool(kinds) and all(kind == "default" for kind in kinds)
 
 
 def _norms_of_heads(is_qwen: bool, settings: DecoderSettings) -> Iterator[str]:
@@ -194,7 +217,7 @@ def _names(path: Path) -> list[str]:
         return sorted(opened.keys())
 
 
-def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str, Path]) -> None:
+def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str, Path], *, with_values: bool) -> None:
     """Raise ConfigError with the names, dtypes and shapes in which the files and the model differ."""
     faults = [f"{name}: only in the files" for name in sorted(set(places) - set(state))]
     faults += [f"{name}: not in the files" for name in sorted(set(state) - set(places))]
@@ -203,7 +226,7 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], places: Mapping[str,
             faults.append(f"{name}: expected {list(state[name].shape)}, found {list(tensor.shape)}")
         if tensor.dtype not in _WIDENED:
             faults.append(f"{name}: expected float32, bfloat16 or float16, found {tensor.dtype}")
-        elif not bool(torch.isfinite(tensor).all()):
+        elif with_values and not bool(torch.isfinite(tensor).all()):
             faults.append(f"{name}: holds a number that is not finite")
     if faults:
         raise ConfigError(f"init.from_huggingface: {folder} does not fit this model: {_shown(faults)}")

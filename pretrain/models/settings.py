@@ -22,8 +22,9 @@ class DecoderSettings:
     """A decoder: residual blocks of attention and a feed-forward layer, without biases.
 
     size: a model whose trunk gives `width`, `layers`, `heads`, `kv_heads`, `ffn_width`, `norm`, `activation`,
-        `positions`, `rope_base` and `tie_embeddings` where they are not given here; null = the defaults below. The
-        number in its name counts that model's own vocabulary, which bytes make smaller.
+        `positions`, `rope_base` and `tie_embeddings` where they are not given here; null = the defaults below. A number
+        that is given goes before it, and a warning lists it. The number in its name counts that model's own vocabulary,
+        which bytes make smaller.
     width: size of the residual stream; a multiple of `heads`, and with rotary positions of 2 * heads.
     layers: number of residual blocks.
     heads: query heads of each attention; must divide `width`, with rotary positions into even sizes.

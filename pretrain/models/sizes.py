@@ -45,3 +45,9 @@ def fill(given: dict[str, Any]) -> None:
     size = given.get("size")
     for key, value in SIZES.get(size, {}).items() if isinstance(size, str) else ():
         given.setdefault(key, value)
+
+
+def departures(settings: Any) -> list[tuple[str, Any, Any]]:
+    """Return key, own value and the size's of each number that a model has otherwise than its `size`, none without."""
+    numbers = SIZES.get(settings.size, {})
+    return [(key, own, value) for key, value in numbers.items() if (own := getattr(settings, key)) != value]

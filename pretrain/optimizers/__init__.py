@@ -8,9 +8,10 @@ from pretrain.optimizers.adafactor import AdafactorSettings, build_adafactor
 from pretrain.optimizers.adamw import AdamWSettings, build_adamw
 from pretrain.optimizers.apollo import ApolloSettings, build_apollo
 from pretrain.optimizers.apollo_mini import ApolloMiniSettings, build_apollo_mini
-from pretrain.optimizers.groups import contradictions
+from pretrain.optimizers.groups import MOMENT_KEYS, RoleGroups, contradictions
 from pretrain.optimizers.lion import LionSettings, build_lion
 from pretrain.optimizers.muon import MuonSettings, build_muon
+from pretrain.optimizers.projected import Projected, projected
 from pretrain.optimizers.sgd import SgdSettings, build_sgd
 from pretrain.optimizers.width import for_width, width_contradictions
 from pretrain.registry import Entry
@@ -74,11 +75,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 __all__ = [
+    "MOMENT_KEYS",
     "OPTIMIZERS",
+    "Projected",
+    "RoleGroups",
     "contradictions",
     "flat_state",
     "for_width",
     "moment_ratio",
+    "projected",
     "set_learning_rate",
     "width_contradictions",
 ]

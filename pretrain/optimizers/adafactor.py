@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pretrain.optimizers.combined import combine
 from pretrain.optimizers.galore import galore, split_by_galore
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.groups import BY_ROLE, SMALLEST_EPS, NamedParameters, RoleGroups, Roles, parameter_groups
 from pretrain.optimizers.low_rank import FACTORED
 from pretrain.registry import limited
 
@@ -33,15 +33,15 @@ class AdafactorSettings:
     galore_update_interval: steps from one singular value decomposition of the gradient, which finds the space, to the
       next.
     galore_scale: what the step is multiplied by on its way back to the whole matrix.
-    galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
+    galore_max_dim: a matrix whose longer side is beyond this takes the plain path; the default leaves the feed-forward
+      matrices of llama-7b out, which are 11008 wide. A warning says where less than half is projected for this.
     """
 
     lr: float = limited(3.0e-2, above=0)
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
     base_batch_size: int | None = limited(None, at_least=1)
     beta2_decay: float = limited(-0.8, at_most=0)
-    # PyTorch squares it: smaller ones would be 0 in float32, and a zero gradient then NaN.
-    eps: float = limited(1.0e-8, at_least=1e-18)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     parameter_eps: float = limited(1.0e-3, at_least=0)
     clip_threshold: float = limited(1.0, at_least=1)
     weight_decay: float = limited(0.1, at_least=0)

@@ -7,7 +7,7 @@ import torch
 
 from pretrain.optimizers.combined import combine
 from pretrain.optimizers.galore import galore, split_by_galore
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups
+from pretrain.optimizers.groups import BY_ROLE, SMALLEST_EPS, NamedParameters, RoleGroups, Roles, parameter_groups
 from pretrain.optimizers.low_rank import ADAM
 from pretrain.registry import limited
 
@@ -31,7 +31,8 @@ class AdamWSettings:
     galore_update_interval: steps from one singular value decomposition of the gradient, which finds the space, to the
       next.
     galore_scale: what the step is multiplied by on its way back to the whole matrix.
-    galore_max_dim: a matrix whose longer side is beyond this takes the plain path.
+    galore_max_dim: a matrix whose longer side is beyond this takes the plain path; the default leaves the feed-forward
+      matrices of llama-7b out, which are 11008 wide. A warning says where less than half is projected for this.
     """
 
     width_exponent: ClassVar[float] = 1.0
@@ -40,7 +41,7 @@ class AdamWSettings:
     lr_scaling: str = limited("none", choices=("none", "linear", "sqrt"))
     base_batch_size: int | None = limited(None, at_least=1)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
     use_galore: bool = False

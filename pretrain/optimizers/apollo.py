@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pretrain.errors import ConfigError
 from pretrain.optimizers.adamw import adamw_over
 from pretrain.optimizers.combined import combine
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles, parameter_groups, split_hidden
+from pretrain.optimizers.groups import (
+    BY_ROLE,
+    SMALLEST_EPS,
+    NamedParameters,
+    RoleGroups,
+    Roles,
+    parameter_groups,
+    split_hidden,
+)
 from pretrain.optimizers.low_rank import (
     Matrix,
     adam_direction,
@@ -36,7 +45,7 @@ class ApolloSettings:
     lr_scaling: `linear` or `sqrt` fit `lr` to the samples of a step, `none` takes it as it is.
     base_batch_size: samples of a step (batch_size x gradient_accumulation_steps) that `lr` was found with.
     rank: dimension of the random projection; null = a quarter of a matrix's shorter side, as in the paper. A matrix
-      whose shorter side is no longer than this takes AdamW.
+      whose shorter side is no longer than this takes AdamW; a rank that leaves none is refused.
     update_interval: steps from one random projection to the next.
     scale: what the scaled gradient is multiplied by.
     betas: decay rates of the running means of the gradient and of its square.
@@ -52,7 +61,7 @@ class ApolloSettings:
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(1.0, above=0)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
 
@@ -132,10 +141,20 @@ def random_projection(shape: torch.Size, seed: str) -> Tensor:
 def apollo_and_adamw(
     settings: Any, named_parameters: NamedParameters, roles: Roles, ranks: Callable[[Parameter], int], by_channel: bool
 ) -> torch.optim.Optimizer:
-    """Return APOLLO over the matrices with a shorter side above their rank, and AdamW over all other parameters."""
+    """Return APOLLO over the matrices with a shorter side above their rank, and AdamW over all other parameters.
+
+    Raises ConfigError where no matrix has one: it would be AdamW.
+    """
     low, others = split_hidden(named_parameters, roles, lambda parameter: min(parameter.shape) > ranks(parameter))
-    groups = parameter_groups(settings, low, roles)
-    part = Apollo(groups, ranks, settings.update_interval, settings.scale, by_channel) if groups else None
+    if not low:
+        rank = getattr(settings, "rank", None)
+        key, least = ("optimizer_class", "1") if rank is None else ("rank", f"optimizer.rank ({rank})")
+        instead = "" if rank is None else "change it, leave it out for a quarter of each shorter side, or "
+        raise ConfigError(
+            f"optimizer.{key}: no matrix of the attention or feed-forward layers has a shorter side above {least}; "
+            f"{instead}set optimizer.optimizer_class=adamw, which all of it would be"
+        )
+    part = Apollo(parameter_groups(settings, low, roles), ranks, settings.update_interval, settings.scale, by_channel)
     return combine([part, adamw_over(parameter_groups(settings, others, roles))])
 
 

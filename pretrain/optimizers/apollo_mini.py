@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pretrain.optimizers.apollo import apollo_and_adamw
-from pretrain.optimizers.groups import BY_ROLE, NamedParameters, RoleGroups, Roles
+from pretrain.optimizers.groups import BY_ROLE, SMALLEST_EPS, NamedParameters, RoleGroups, Roles
 from pretrain.registry import limited
 
 
@@ -31,7 +31,7 @@ class ApolloMiniSettings:
     update_interval: int = limited(200, at_least=1)
     scale: float = limited(math.sqrt(128), above=0)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
 

@@ -14,8 +14,10 @@ Roles = Mapping[str, str]
 # Muon, GaLore and APOLLO are for these, as in their published code. The gradient of an embedding or a head has few rows
 # that are not zero, and others at each step.
 HIDDEN_ROLES = ("attention", "feed_forward")
+# Of every eps: the square of a smaller one can be 0 in float32, and a row without a gradient then divides 0 by 0.
+SMALLEST_EPS = 1e-18
 # What a group holds only where the optimizer has it.
-_MOMENT_KEYS = ("betas", "eps")
+MOMENT_KEYS = ("betas", "eps")
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class RoleSettings:
     lr_multiplier: float = limited(1.0, at_least=0)
     weight_decay: float | None = limited(None, at_least=0)
     betas: tuple[float, float] | None = limited(None, at_least=0, below=1)
-    # The square of a smaller one is 0 in float32.
-    eps: float | None = limited(None, at_least=1e-18)
+    eps: float | None = limited(None, at_least=SMALLEST_EPS)
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class RoleGroups:
     norms: scales of norms, biases and all else with less than two dimensions; no decay by default.
     attention: the matrices of attention.
     feed_forward: the matrices of the feed-forward layers, of experts too.
-    router: the matrix that sends positions to experts.
-    head: the matrix that predicts, where it is not the embedding.
+    router: the matrix that sends positions to experts; refused where there are none.
+    head: the matrix that predicts; refused where that is the embedding.
     """
 
     embeddings: RoleSettings = RoleSettings(weight_decay=0.0)
@@ -70,7 +71,7 @@ def parameter_groups(settings: Any, named_parameters: NamedParameters, roles: Ro
     for name, parameter in named_parameters:
         own: RoleSettings = getattr(settings.groups, roles[name])
         values = {"lr": settings.lr * own.lr_multiplier, "lr_multiplier": own.lr_multiplier}
-        for key in ("weight_decay", *(key for key in _MOMENT_KEYS if hasattr(settings, key))):
+        for key in ("weight_decay", *(key for key in MOMENT_KEYS if hasattr(settings, key))):
             given = getattr(own, key)
             values[key] = getattr(settings, key) if given is None else given
         found.setdefault(tuple(values.items()), {**values, "params": []})["params"].append((name, parameter))
@@ -101,7 +102,7 @@ def contradictions(name: str, settings: Any) -> list[str]:
     groups = getattr(settings, "groups", RoleGroups())
     for field in dataclasses.fields(groups):
         own = getattr(groups, field.name)
-        for key in _MOMENT_KEYS:
+        for key in MOMENT_KEYS:
             if getattr(own, key) is not None and (field.name in without or not hasattr(settings, key)):
                 whose = (
                     f"{name} has none for the matrices of {field.name}" if field.name in without else f"{name} has none"

@@ -10,6 +10,7 @@ from pretrain.optimizers.combined import combine
 from pretrain.optimizers.groups import (
     BY_ROLE,
     HIDDEN_ROLES,
+    SMALLEST_EPS,
     NamedParameters,
     RoleGroups,
     Roles,
@@ -48,9 +49,9 @@ class MuonSettings:
     momentum: float = limited(0.95, at_least=0, below=1)
     nesterov: bool = True
     iterations: int = limited(5, at_least=1, at_most=99)
-    momentum_eps: float = limited(1.0e-7, above=0)
+    momentum_eps: float = limited(1.0e-7, at_least=SMALLEST_EPS)
     betas: tuple[float, float] = limited((0.9, 0.95), at_least=0, below=1)
-    eps: float = limited(1.0e-8, above=0)
+    eps: float = limited(1.0e-8, at_least=SMALLEST_EPS)
     weight_decay: float = limited(0.1, at_least=0)
     groups: RoleGroups = BY_ROLE
 

@@ -82,12 +82,13 @@ class CoordinateCheck:
         }
 
     def text(self) -> str:
-        """Return tables for a person: by place what the steps have moved at each width, and the slopes by step."""
+        """Return tables for a person: by place what has moved and how large it is at each width, and slopes by step."""
         tables = "".join(f"{line}\n" for name in self.places for line in self._table(name))
         return (
-            f"{tables}slope: of log(mean |x - x at step 0|) over log(width); flat is at most {FLAT:g} either way, and\n"
-            f"attention logits may fall. {self.optimizer} at a rate of {self.learning_rate:g}, base width "
-            f"{self.base_width}, {self.seeds} seeds.\n"
+            f"{tables}moved: mean |x - x at step 0|, scale: mean |x|, both after {self.steps} steps; slope: of its log "
+            "over log(width). The\nverdict is on what has moved: flat is at most "
+            f"{FLAT:g} either way, and attention logits may fall.\n"
+            f"{self.optimizer} at a rate of {self.learning_rate:g}, base width {self.base_width}, {self.seeds} seeds.\n"
         )
 
     def _table(self, parametrization: str) -> Iterator[str]:
@@ -98,11 +99,13 @@ class CoordinateCheck:
         yield f"{parametrization}: {verdict}, steepest slope {steepest:.2f} after {self.steps} steps"
         heads = [f"{f'width {width}':>11}" for width in widths]
         heads += [f"{f'slope {step}':>8}" for step in range(1, self.steps + 1)]
-        yield f"  {'moved, mean magnitude':<22}" + "".join(heads)
-        for name, place in places.items():
-            cells = [f"{values[-1]:>11.4g}" for values in place.moved.values()]
-            cells += [f"{place.slope('moved', step):>8.2f}" for step in range(1, self.steps + 1)]
-            yield f"  {name:<22}" + "".join(cells)
+        for quantity in ("moved", "scale"):
+            yield f"  {f'{quantity}, mean magnitude':<22}" + "".join(heads)
+            for name, place in places.items():
+                values: Mapping[int, tuple[float, ...]] = getattr(place, quantity)
+                cells = [f"{values[width][-1]:>11.4g}" for width in widths]
+                cells += [f"{place.slope(quantity, step):>8.2f}" for step in range(1, self.steps + 1)]
+                yield f"  {name:<22}" + "".join(cells)
         yield ""
 
     def picture(self) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretrain.build import build_data, build_model, build_optimizer, build_task
-from pretrain.config import RunConfig, to_yaml
+from pretrain.attempt import check_start
+from pretrain.build import build_data, build_model, build_optimizer, build_task, projected_by
+from pretrain.config import RunConfig, to_yaml, warnings
 from pretrain.config.canonical import tree_of
 from pretrain.evidence.shard_writer import file_bytes
 from pretrain.machine import random_state
 from pretrain.models import flops_per_position, roles
-from pretrain.optimizers import flat_state
+from pretrain.optimizers import Projected, flat_state
 from pretrain.policy.retention import most_checkpoints
 
 _CUDA_GENERATOR = 16  # bytes of its state: a seed and an offset
@@ -28,7 +29,8 @@ class Costs:
     windows, windows_of_step, epochs: of the training data; how often the run goes through it.
     memory: bytes by kind, of what stays from step to step; activations come on top, and depend on the kernels.
     checkpoint_bytes: of the shard file; its record adds some kilobytes. kept: checkpoints that retention leaves in an
-    attempt, at most; there is one more while it is saved, and the disk is for that too.
+    attempt, at most; there is one more while it is saved, and the disk is for that too. projected: what the optimizer
+    projects, None of most. warnings: what `train` would say at its start of this config.
     """
 
     config: RunConfig
@@ -41,6 +43,8 @@ class Costs:
     memory: Mapping[str, int]
     checkpoint_bytes: int
     kept: int
+    projected: Projected | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def epochs(self) -> float:
@@ -54,9 +58,10 @@ class Costs:
 
     def answer(self) -> dict[str, Any]:
         """Return what `plan --json` prints."""
+        projected = {} if self.projected is None else {"projected": self.projected.count}
         return {
             "config": tree_of(self.config),
-            "parameters": {"total": self.parameters, "roles": dict(self.roles)},
+            "parameters": {"total": self.parameters, "roles": dict(self.roles), **projected},
             "step": {"windows": self.windows_of_step, "positions": self.positions, "flops": self.flops},
             "run": {
                 "steps": self.config.training.max_steps,
@@ -65,6 +70,7 @@ class Costs:
             },
             "memory": {**self.memory, "total": sum(self.memory.values())},
             "disk": {"checkpoint": self.checkpoint_bytes, "kept": self.kept, "total": self.disk_bytes},
+            "warnings": list(self.warnings),
         }
 
     def text(self) -> str:
@@ -73,6 +79,7 @@ class Costs:
         rows = [
             ("parameters", f"{self.parameters:,}"),
             *((f"  {role}", f"{count:,}") for role, count in self.roles.items()),
+            *(("projected", low.text) for low in (self.projected,) if low is not None),
             ("step", f"{self.windows_of_step:,} windows, {self.positions:,} positions, {self.flops:.4g} FLOPs"),
             ("run", f"{steps:,} steps, {self.epochs:.4g} epochs, {self.flops * steps:.4g} FLOPs"),
             ("memory", f"{sum(self.memory.values()):,} bytes, and activations"),
@@ -81,6 +88,7 @@ class Costs:
                 "disk",
                 f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 more",
             ),
+            *(("warning", text) for text in self.warnings),
         ]
         return to_yaml(self.config) + "\n" + "".join(f"{name:<20} {value}\n" for name, value in rows)
 
@@ -89,13 +97,17 @@ def costs_of(config: RunConfig) -> Costs:
     """Return what a run of this config will take. The data is opened, the model and the optimizer have no values.
 
     Nor is the device asked for: a run on a GPU can be planned where there is none. Raises ConfigError and DataError for
-    what `train` would refuse with the config and the data.
+    what `train` would refuse with the config, the data and the weights to start from, IntegrityError where these are
+    damaged.
     """
     data = build_data(config)
     task = build_task(config, data)
     with torch.device("meta"):
         model = build_model(config, task)
-    optimizer = flat_state(build_optimizer(config, model))
+    built = build_optimizer(config, model)
+    low, optimizer = projected_by(config, model, built), flat_state(built)
+    notes = check_start(config, model)
+    left_out = [low.warning] if low is not None and low.warning is not None else []
     training, parameters = config.training, list(model.parameters())
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()} | optimizer
     saved = state | _generators(config.training.device)
@@ -120,6 +132,8 @@ def costs_of(config: RunConfig) -> Costs:
         },
         checkpoint_bytes=file_bytes(saved),
         kept=most_checkpoints(config.checkpoint, config.validation.validate_every_n_steps, training.max_steps),
+        projected=low,
+        warnings=(*notes, *warnings(config), *data.warnings, *left_out),
     )
 
 

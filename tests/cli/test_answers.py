@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
-from pretrain.config import load
+from pretrain import cli
+from pretrain.config import MIGRATABLE, load
 from tests.cli.calling import contents, flip, pretrain
 from tests.tiny import go_on, write_config
 
@@ -255,3 +257,9 @@ def test_a_run_that_was_moved(stopped: Path, tmp_path: Path) -> None:
 
 def test_version() -> None:
     assert pretrain("--version").out == "pretrain 0.1.0\n"
+
+
+def test_the_help_of_migrate_names_all_that_it_lets_change() -> None:
+    command = typer.main.get_command(cli.application)
+    (option,) = [one for one in command.commands["resume"].params if one.name == "migrate"]  # type: ignore[attr-defined]
+    assert [key for key in MIGRATABLE if key not in option.help] == []  # type: ignore[attr-defined]

@@ -126,6 +126,15 @@ def _fit_experts(model: dict[str, Any], monitors: dict[str, Any]) -> None:
         model["experts"]["top_k"] = min(model["experts"]["top_k"], model["experts"]["count"])
 
 
+def _fit_groups(groups: dict[str, Any], model: dict[str, Any], task: str) -> None:
+    """Nothing for a router or a head that the model does not have."""
+    own = {"lr_multiplier": 1.0, "weight_decay": None, "betas": None, "eps": None}
+    if model["experts"] is None:
+        groups["router"] = own
+    if task == "text" and model["tie_embeddings"]:
+        groups["head"] = own
+
+
 @st.composite
 def texts(draw: Any) -> str:
     """The text of a configuration that is valid, keys that depend on each other made to fit."""
@@ -161,6 +170,7 @@ def texts(draw: Any) -> str:
     )
     tree["telemetry"]["csv_log_path"] = tree["telemetry"]["csv_log_path"].replace("\\", "_") + ".csv"
     _fit_optimizer(tree["optimizer"])
+    _fit_groups(tree["optimizer"]["groups"], tree["model"], task)
     if tree["optimizer"].get("lr_scaling") == "none":
         tree["optimizer"]["base_batch_size"] = None
     elif "base_batch_size" in tree["optimizer"]:

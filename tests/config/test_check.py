@@ -51,6 +51,9 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
     ),
     (TEXT, ["training.batch_warmup_samples=9"], "batch_warmup_samples is 9, but a step has one micro-batch"),
     (TEXT, ["optimizer.lr_scaling=sqrt"], "lr_scaling is sqrt, but optimizer.base_batch_size is null"),
+    (TEXT, ["optimizer.groups.router.lr_multiplier=0.5"], "optimizer.groups.router.lr_multiplier is 0.5, but nothing"),
+    (IQ, ["optimizer.groups.router.betas=[0.8, 0.9]"], "optimizer.groups.router.betas is [0.8, 0.9], but nothing"),
+    (TEXT, ["optimizer.groups.head.weight_decay=0"], "optimizer.groups.head.weight_decay is 0.0, but nothing obeys it"),
     (TEXT, ["optimizer.base_batch_size=8"], "base_batch_size is 8, but optimizer.lr_scaling is none"),
     (
         TEXT,
@@ -136,6 +139,10 @@ def test_the_steps_of_the_schedule_are_written_out(name: str) -> None:
 def test_allowed() -> None:
     assert not refusal("data.stride=500", "validation.rank_by=corpus", "telemetry.csv_log_path=/tmp/x.csv")
     assert not refusal("data.train.corpus.span=[0, 1]", "scheduler.scheduler_total_steps=5")
+    assert not refusal("optimizer.groups.router.lr_multiplier=0.5", "model.experts.count=4")
+    assert not refusal("optimizer.groups.head.lr_multiplier=0.5", "model.tie_embeddings=false")
+    assert not refusal("optimizer.groups.head.lr_multiplier=0.5", text=IQ)  # no table, so that the head is its own
+    assert not refusal("optimizer.groups.head.lr_multiplier=1.0", "optimizer.groups.router.weight_decay=null")
 
 
 QUIET = [
@@ -158,6 +165,24 @@ WARNINGS: list[tuple[list[str], str | None]] = [
     (["monitors.blocks.every_n_steps=20", "monitors.regression.every_n_steps=1"], None),
     (["monitors.blocks.every_n_steps=21"], "monitors.blocks.every_n_steps (21) is more than training.max_steps (20)"),
     (["monitors.regression.every_n_steps=3"], "monitors.regression.every_n_steps (3) and validation.validate_every_n"),
+    (
+        ["model.size=gpt2-124m", "model.width=96", "model.layers=2", "model.heads=12", "model.ffn_width=null"],
+        "model.size gpt2-124m: width is 96 in place of 768, layers is 2 in place of 12, ffn_width is null in place of "
+        "3072; leave them out, or model.size",
+    ),
+    (["model.size=llama-1b", "model.tie_embeddings=false"], "model.size llama-1b: tie_embeddings is false in place of"),
+    (["model.size=llama-1b", "model.width=2048", "model.init_std=0.1"], None),
+    (["optimizer.galore_rank=64"], "optimizer.galore_rank is 64, and nothing obeys it while optimizer.use_galore is f"),
+    (["optimizer.galore_rank=64", "optimizer.use_galore=true"], None),
+    (["optimizer.optimizer_class=lion"], None),
+    (["checkpoint.keep_every_n_steps=10"], None),
+    (["checkpoint.keep_every_n_steps=4"], "and what is not saved is not kept: only steps 0 and 20 are, the multiples"),
+    (
+        ["checkpoint.keep_every_n_steps=6"],
+        "kept: only step 0 is; both meet at step 30 first, and training.max_steps is",
+    ),
+    (["checkpoint.keep_every_n_steps=2"], "kept: only multiples of 10 are, steps 0, 10, 20"),
+    (["checkpoint.keep_every_n_steps=1"], "kept: only multiples of 5 are, steps 0, 5, 10 and so on"),
     (["scheduler.scheduler_total_steps=21"], "scheduler.scheduler_total_steps (21) is more than training.max_steps"),
     (["scheduler.scheduler_total_steps=19"], "the learning rate is 0 from step 19 on"),
     (["scheduler.scheduler_total_steps=19", "scheduler.min_lr_ratio=0.1"], None),

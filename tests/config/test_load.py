@@ -69,6 +69,11 @@ MISTAKES: list[tuple[str, str]] = [
     ("spikes.window_steps=8", "spikes.window_steps must be a whole number of at least 16; found 8"),
     ("spikes.learning_rate_factor=1.5", "must be a finite number of at most 1 and above 0; found 1.5"),
     ("loss.action=skip", "loss is not a section; did you mean spikes.loss?"),
+    (
+        "model.experts=4",
+        "a mapping of keys to values, as in model.experts={count: 4}; found 4",
+    ),
+    ("model.experts=four", "model.experts must be a group of settings, a mapping of keys to values; found 'four'"),
     ("faults.inject=nan_grad@5", "faults.inject must be a list of any number of values, each text; found 'nan_grad@5'"),
     ("faults.inject=[5]", "faults.inject must be a list of any number of values, each text; found 5"),
     ("model.norm_position=mid", "model.norm_position must be one of pre, post; found 'mid'"),
@@ -128,6 +133,25 @@ MISTAKES: list[tuple[str, str]] = [
     ("guard=null", "guard must be a section, a mapping of keys to values; found null"),
     ("guard=[]", "guard must be a section, a mapping of keys to values; found []"),
 ]
+
+
+# An optimizer with the key of a moment that it does not have: groups have it, and would refuse it as well.
+WITHOUT_MOMENTS = [("lion", "optimizer.eps"), ("sgd", "optimizer.eps"), ("sgd", "optimizer.betas"), ("lion", "eps")]
+
+
+@pytest.mark.parametrize(("name", "key"), WITHOUT_MOMENTS)
+def test_no_hint_leads_to_a_key_that_is_refused(name: str, key: str) -> None:
+    (line,) = refusal(f"optimizer.optimizer_class={name}", f"{key}=1")
+    assert "optimizer.groups" not in line
+    if key.startswith("optimizer."):
+        assert "expected optimizer_class, lr, lr_scaling" in line
+
+
+def test_a_hint_leads_to_a_group_where_that_is_obeyed() -> None:
+    (line,) = refusal("optimizer.lr_multiplier=1", "optimizer.optimizer_class=lion")
+    assert line.endswith("did you mean optimizer.groups.embeddings.lr_multiplier?")
+    (line,) = refusal("optimizer.groups.eps=1", "optimizer.optimizer_class=adamw")
+    assert line.endswith("did you mean optimizer.eps?")
 
 
 @pytest.mark.parametrize(("override", "message"), MISTAKES)
@@ -317,7 +341,7 @@ def test_a_group_that_may_be_null_is_there_when_something_in_it_is_given() -> No
     [
         ("model.experts={top_k: 2}", "model.experts.count must be given: a whole number from 2 to 4096; add it"),
         ("model.experts={}", "model.experts.count must be given"),
-        ("model.experts=8", "model.experts must be a group of settings, a mapping of keys to values; found 8"),
+        ("model.experts=8", "model.experts must be a group of settings, a mapping of keys to values, as in mod"),
         ("model.experts.cuont=8", "model.experts.cuont is not a setting of model.experts; did you mean"),
         ("model.experts={count: 8, balance: 2}", "model.experts.balance must be a finite number from 0 to 1; found 2"),
     ],

@@ -1,6 +1,7 @@
 """A run stopped anywhere and resumed ends in the same bytes as the one that was not."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from pretrain import files
 from pretrain.attempt import AttemptResult
+from pretrain.errors import ConfigError
 from tests.tiny import go_on, tiny, train
 
 CASES = list(itertools.product(("text", "iq"), ("float32", "bfloat16", "float16")))
@@ -90,3 +92,24 @@ def test_what_another_process_did_before_the_lock_was_free_counts(tmp_path: Path
     late = go_on(tmp_path / "run")
     assert (late.verdict, late.attempt) == ("done", 2)
     assert newest(tmp_path / "run").name == "0002"
+
+
+def test_a_checkpoint_that_an_ancestor_holds_is_named_with_its_command(tmp_path: Path) -> None:
+    keep = "checkpoint.max_rolling_checkpoints=9"
+    assert train(tiny(tmp_path, "text", keep), 6).verdict == "interrupted"
+    run = tmp_path / "run"
+    assert go_on(run, stop_after=1).verdict == "interrupted"
+    assert go_on(run, stop_after=2).verdict == "interrupted"
+    first = run / "attempts/0001"
+    expected = (
+        f"--checkpoint: {run / 'attempts/0003'} holds no checkpoint of step 4; it holds those of 8, 9. Attempt 0001, "
+        f"which it goes on from, does: `pretrain resume --attempt {first} --checkpoint 4`"
+    )
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        go_on(run, step=4)
+    with pytest.raises(ConfigError, match=r"holds no checkpoint of step 5; it holds those of 8, 9$"):
+        go_on(run, step=5)
+    assert go_on(first, step=4).attempt == 4
+    # What attempt 0001 saved after its step 4 is no part of what attempt 0004 is.
+    with pytest.raises(ConfigError, match=r"holds no checkpoint of step 6; it holds those of 8, 12$"):
+        go_on(run, step=6)

@@ -14,7 +14,7 @@ from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine.signals import StopRequest
 from tests.cli.calling import flip, pretrain
-from tests.loop.lineages import end_of
+from tests.loop.lineages import end_of, tree
 from tests.loop.probes import killed_at
 from tests.tiny import Recorder, go_on, tiny, train
 
@@ -37,6 +37,25 @@ def environment(run: Path, number: int = 1) -> dict[str, Any]:
 def model_of(place: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(place / "shard_00000.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+
+
+def hugging_face(folder: Path, given: dict[str, torch.Tensor]) -> Path:
+    """Write weights as the folder of a Llama model."""
+    folder.mkdir()
+    save_file({name.removeprefix("model."): tensor for name, tensor in given.items()}, folder / "model.safetensors")
+    config = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def kill_before_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +123,50 @@ def test_an_attempt_without_a_checkpoint_needs_the_same_weights(
     assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "huggingface"])
+def test_another_path_leads_to_the_same_weights_or_is_refused(source: Path, tmp_path: Path, kind: str) -> None:
+    given = model_of(source / "attempts/0001/checkpoints/step_00000006")
+    other = model_of(source / "attempts/0001/checkpoints/step_00000004")
+    places = {
+        "checkpoint": [source, shutil.copytree(source, tmp_path / "moved")],
+        "huggingface": [hugging_face(tmp_path / name, given) for name in ("llama", "copy")],
+    }[kind]
+    wrong = {
+        "checkpoint": f"{source}/attempts/0001/checkpoints/step_00000004",
+        "huggingface": hugging_face(tmp_path / "other", other),
+    }[kind]
+    key = f"init.from_{kind}"
+    train(tiny(tmp_path, "text", *SMALL, f"{key}={places[0]}", run="whole"))
+    assert train(tiny(tmp_path, "text", *SMALL, f"{key}={places[0]}"), 3).verdict == "interrupted"
+    run, before = tmp_path / "run", tree(tmp_path / "run/attempts")
+    recorded = environment(run)["init"]["weights_sha256"]
+    with pytest.raises(IntegrityError) as caught:
+        go_on(run, f"{key}={wrong}")
+    for text in (key, str(wrong), f"of SHA-256 {recorded}", "not the weights that the run started from"):
+        assert text in str(caught.value)
+    assert str(caught.value).count("SHA-256") == 2
+    with pytest.raises(ConfigError, match="found none there"):
+        go_on(run, f"{key}={tmp_path / 'gone'}")
+    assert tree(run / "attempts") == before
+    assert go_on(run, f"{key}={places[1]}").verdict == "done"
+    assert end_of(run) == end_of(tmp_path / "whole")
+    moved = environment(run, 2)["init"]
+    assert moved["path"].startswith(str(places[1]))
+    assert moved["weights_sha256"] == recorded
+
+
 def test_what_does_not_fit_or_verify_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(source, tmp_path / "damaged")
     flip(damaged / "attempts/0001/checkpoints/step_00000006/shard_00000.safetensors")
     (tmp_path / "empty").mkdir()
     for error, path, changes, expected in (
         (IntegrityError, damaged, (), "step_00000006/shard_00000.safetensors: expected SHA-256"),
-        (ConfigError, source, ("model.width=32",), r"model.model.norm.weight: expected F32 \[32\], found F32 \[16\]"),
+        (
+            ConfigError,
+            source,
+            ("model.width=32",),
+            r"embed_tokens.weight: expected F32 \[256, 32\], found F32 .*: expected F32 \[32\], found F32 \[16\]",
+        ),
         (ConfigError, source, ("model.layers=2",), "model.model.layers.1.*: not in the checkpoint"),
         (ConfigError, source, ("model.tie_embeddings=false",), "model.lm_head.weight: not in the checkpoint"),
         (ConfigError, tmp_path / "empty", (), "expected an attempt .* or a checkpoint folder"),
@@ -119,6 +175,48 @@ def test_what_does_not_fit_or_verify_is_refused_before_anything_is_written(sourc
         with pytest.raises(error, match=expected):
             train(tiny(tmp_path, "text", *SMALL, *changes, f"init.from_checkpoint={path}"))
     assert not (tmp_path / "run").exists()
+
+
+def refused(folder: Path, task: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        train(tiny(folder, task, *SMALL, *overrides))
+    assert not (folder / "run").exists()
+    return str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_told_by_key_with_what_decides_it(source: Path, tmp_path: Path) -> None:
+    given = f"init.from_checkpoint={source}"
+    place = source / "attempts/0001/checkpoints/step_00000006"
+    for task, overrides, was in (
+        ("text", ["model.width=32"], "model.width was 16"),
+        ("text", ["model.qk_norm=true"], "model.qk_norm was false"),
+        ("text", ["model.tie_embeddings=false", "data.sequence_length=8"], "model.tie_embeddings was true"),
+        ("text", ["model.positions=learned", "data.sequence_length=8"], "data.sequence_length was 16, model.positions"),
+        ("text", ["model.experts={count: 4}"], "model.experts was null"),
+        ("iq", [], "task.name was text"),
+    ):
+        text = refused(tmp_path, task, *overrides, given)
+        assert text.startswith(f"init.from_checkpoint: {place}: does not fit this model: model."), text
+        assert "optimizer" not in text
+        assert f"; where the weights were trained {was}" in text, text
+    alone = shutil.copytree(place, tmp_path / "alone")
+    text = refused(tmp_path, "text", "model.width=32", f"init.from_checkpoint={alone}")
+    assert text.startswith(f"init.from_checkpoint: {alone}: does not fit this model: model.model.")
+    assert "were trained" not in text
+
+
+def test_of_many_weights_that_do_not_fit_ten_are_named(source: Path, tmp_path: Path) -> None:
+    text = refused(tmp_path, "text", "model.layers=3", f"init.from_checkpoint={source}")
+    assert text.count("not in the checkpoint") == 10
+    assert "; and 8 more; where the weights were trained model.layers was 1" in text
+
+
+def test_biases_of_routers_that_are_not_there_are_explained(tmp_path: Path) -> None:
+    experts = ("model.experts.count=4", "training.max_steps=1")
+    assert train(tiny(tmp_path, "text", *SMALL, *experts, "model.experts.balance=0", run="first")).verdict == "done"
+    text = refused(tmp_path, "text", *experts, f"init.from_checkpoint={tmp_path / 'first'}")
+    assert "e_score_correction_bias: not in the checkpoint; where the weights were trained" in text
+    assert text.endswith("model.experts.balance was 0.0")
 
 
 def test_settings_that_no_shape_shows_are_told(source: Path, tmp_path: Path) -> None:
@@ -138,22 +236,7 @@ def test_settings_that_no_shape_shows_are_told(source: Path, tmp_path: Path) -> 
 
 
 def test_a_folder_of_hugging_face(source: Path, tmp_path: Path) -> None:
-    given = model_of(source / "attempts/0001/checkpoints/step_00000006")
-    folder = tmp_path / "llama"
-    folder.mkdir()
-    save_file({name.removeprefix("model."): tensor for name, tensor in given.items()}, folder / "model.safetensors")
-    config = {
-        "model_type": "llama",
-        "vocab_size": 256,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 64,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-5,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = hugging_face(tmp_path / "llama", model_of(source / "attempts/0001/checkpoints/step_00000006"))
     screen = Recorder()
     run = start_attempt(tiny(tmp_path, "text", *SMALL, f"init.from_huggingface={folder}"), StopRequest(), [screen])
     assert run.verdict == "done"

@@ -54,6 +54,15 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "llama", weights(decoder(seed=7)))
 
 
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "default"}, {"type": "default"}])
+def test_a_scaling_that_scales_nothing_is_none(tmp_path: Path, scaling: Any) -> None:
+    given = weights(decoder(seed=7))
+    assert load_huggingface(write(tmp_path / "llama", given, rope_scaling=scaling), decoder(), SETTINGS) == []
+    theta = {**(scaling or {}), "rope_type": "default", "rope_theta": 10000.0}
+    folder = write(tmp_path / "other", given, rope_scaling=theta, rope_theta=7.0)
+    assert load_huggingface(folder, decoder(), SETTINGS) == []
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_weight_is_taken_and_widened(tmp_path: Path, dtype: torch.dtype) -> None:
     given = weights(decoder(seed=7), dtype)
@@ -118,6 +127,10 @@ def test_a_head_that_is_the_embedding_may_be_written_out(tmp_path: Path) -> None
         ({"intermediate_size": 32}, "intermediate_size is 32, but model.ffn_width is 24"),
         ({"rope_theta": 500000.0}, "rope_theta is 500000.0, but model.rope_base is 10000.0"),
         ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "yarn"}}, "rope_theta is 5.0.*rope_type is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": 5.0}}, "rope_theta is 5.0, but model.rope_base"),
+        ({"rope_scaling": {"rope_type": "default", "type": "linear"}}, "rope_scaling is .* expected None"),
+        ({"rope_scaling": {"rope_type": ["default"]}}, "rope_scaling is .* expected None"),
+        ({"rope_scaling": {}}, "rope_scaling is .* expected None"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .* which this decoder does not do"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True, but model.tie_embeddings is False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

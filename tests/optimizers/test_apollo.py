@@ -1,14 +1,17 @@
 """APOLLO and APOLLO-Mini: against algorithm 1 of the paper, their random projections, and the limit on growth."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pretrain.errors import ConfigError
 from pretrain.optimizers import OPTIMIZERS, flat_state
 from pretrain.optimizers.apollo import random_projection
 from tests.optimizers.parts import HIDDEN, ROLES, SHAPES, assert_close, gradient, parameters, take_steps, values
+from tests.tiny import tiny, train
 
 GIVEN = {"lr": 0.01, "update_interval": 7, "scale": 1.5, "betas": (0.8, 0.9), "eps": 1e-5, "weight_decay": 0.2}
 
@@ -94,6 +97,24 @@ def test_the_default_rank_is_a_quarter_of_the_shorter_side() -> None:
     assert flat["optimizer.square.projection"].shape == (2, 8)
     assert flat["optimizer.tall.exp_avg"].shape == (10, 1)
     assert flat["optimizer.wide.exp_avg"].shape == (1, 14)
+
+
+@pytest.mark.parametrize("rank", [8, 1000])
+def test_a_rank_that_would_project_nothing_is_refused(tmp_path: Path, rank: int) -> None:
+    """As GaLore's is: all of it would be AdamW. The shorter sides are 8, 6 and 6."""
+    assert "optimizer.square.projection" in flat_state(build("apollo", parameters(), rank=7))
+    with pytest.raises(ConfigError, match=rf"optimizer\.rank: no matrix .* above optimizer\.rank \({rank}\); change"):
+        build("apollo", parameters(), rank=rank)
+    with pytest.raises(ConfigError, match=r"optimizer\.rank: .* or set optimizer\.optimizer_class=adamw"):
+        train(tiny(tmp_path, "text", "optimizer.optimizer_class=apollo", f"optimizer.rank={2 * rank}"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["apollo", "apollo_mini"])
+def test_a_model_without_a_matrix_to_project_is_refused(name: str) -> None:
+    vectors = [(one, parameter) for one, parameter in parameters() if one not in HIDDEN]
+    with pytest.raises(ConfigError, match=r"optimizer\.optimizer_class: no matrix .* above 1; set .*=adamw"):
+        build(name, vectors)
 
 
 @pytest.mark.parametrize("name", ["apollo", "apollo_mini"])

@@ -1,11 +1,13 @@
 """`pretrain plan` as a person calls it: its answers, its picture, and what it refuses with exit code 2."""
 
+import errno
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pretrain import files
 from pretrain.config import load, to_yaml
 from pretrain.machine.signals import STOP_SIGNALS
 from tests.cli.calling import contents, pretrain
@@ -34,7 +36,7 @@ def test_the_plan_begins_with_the_resolved_config_and_writes_nothing(config: Pat
     assert answer.out.startswith(to_yaml(load(config, ["model.layers=3"])))
     assert "\nparameters " in answer.out
     found = pretrain("plan", "--config", config, "--json").json
-    assert {*found} == {"config", "parameters", "step", "run", "memory", "disk"}
+    assert {*found} == {"config", "parameters", "step", "run", "memory", "disk", "warnings"}
     assert contents(config.parent) == before
 
 
@@ -73,6 +75,46 @@ def test_what_is_refused(config: Path, words: list[str], text: str) -> None:
     assert contents(config.parent) == before
 
 
-def test_a_picture_that_cannot_be_written(config: Path, tmp_path: Path) -> None:
-    answer = pretrain("plan", "--config", config, "--coordinate-check", *QUICK, "--output", tmp_path / "no" / "x.svg")
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("no/x.svg", "/no is no folder; make it"),
+        ("letters.txt/x.svg", "letters.txt is no folder"),
+        ("y.svg", "a folder"),
+    ],
+)
+def test_where_no_picture_can_lie_is_refused_before_a_step(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str
+) -> None:
+    (tmp_path / "y.svg").mkdir()
+    (tmp_path / "letters.txt").write_text("a")
+    monkeypatch.setattr("pretrain.plan.widths.build_data", lambda _: pytest.fail("the check has begun"))
+    answer = pretrain("plan", "--config", config, "--coordinate-check", *QUICK, "--output", tmp_path / place)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"pretrain: --output: {tmp_path / place}")
+    assert text in answer.err
+
+
+def test_where_nobody_may_write_is_refused_before_a_step(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pretrain.plan.asked.os.access", lambda path, *_, **__: Path(path) != tmp_path)
+    monkeypatch.setattr("pretrain.plan.widths.build_data", lambda _: pytest.fail("the check has begun"))
+    answer = pretrain("plan", "--config", config, "--coordinate-check", *QUICK, "--output", tmp_path / "x.svg")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{tmp_path} is not writable; choose another place" in answer.err
+
+
+def test_a_disk_that_is_full_at_the_end_speaks_of_no_run(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(files.System):
+        def write(self, fd: int, data: memoryview) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "system", Full())
+    answer = pretrain("plan", "--config", config, "--coordinate-check", *QUICK, "--output", tmp_path / "x.svg")
     assert (answer.code, answer.out) == (6, "")
+    assert "the picture cannot be written: No space left on device; mend that or choose another place" in answer.err
+    assert "resume" not in answer.err
+    assert not (tmp_path / "x.svg").exists()

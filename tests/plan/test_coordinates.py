@@ -72,6 +72,26 @@ def test_the_answer_and_the_text_hold_the_same() -> None:
         assert place in text
 
 
+def test_the_text_tells_what_has_moved_and_how_large_it_is_at_each_width() -> None:
+    check = checked("adamw")
+    blocks = check.text().split("\n\n")
+    assert len(blocks) == 3  # a table for each parametrization, and how to read them
+    for (name, places), block in zip(check.places.items(), blocks, strict=False):
+        title, *lines = block.split("\n")
+        assert title.startswith(f"{name}: ")
+        half = len(places) + 1
+        assert len(lines) == 2 * half
+        for quantity, rows in (("moved", lines[:half]), ("scale", lines[half:])):
+            assert rows[0].split()[:5] == [f"{quantity},", "mean", "magnitude", "width", "16"]
+            for row, (place, found) in zip(rows[1:], places.items(), strict=True):
+                assert row.startswith(f"  {place} ")
+                cells = row[24:].split()
+                values = getattr(found, quantity)
+                assert cells[: len(WIDTHS)] == [f"{values[width][-1]:.4g}" for width in WIDTHS]
+                slopes = [f"{found.slope(quantity, step):.2f}" for step in range(1, check.steps + 1)]
+                assert cells[len(WIDTHS) :] == slopes
+
+
 def test_the_picture_is_svg_with_a_line_for_each_place() -> None:
     tree = ElementTree.fromstring(checked("adamw").picture())
     lines = tree.findall(".//{http://www.w3.org/2000/svg}polyline")
