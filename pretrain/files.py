@@ -622,5 +622,6 @@ def _hash(path: Path, fd: int, size: int, stopped: threading.Event | None = None
         if not count:
             break
         digest.update(buffer[:count])
+        progress.moved()
         total += count
     return Published(total, digest.hexdigest())

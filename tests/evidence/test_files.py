@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import files, progress
 from pretrain.errors import BusyError, IntegrityError, StorageError
 
 OLD, NEW = b"old content\n" * 50, bytes(range(256)) * 37
@@ -614,3 +614,11 @@ def test_a_folder_that_a_writer_removes_while_it_is_walked_is_not_there(
     assert files.walk(tmp_path) == [("kept", "folder")]
     with pytest.raises(IntegrityError, match="missing"):
         files.walk(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("read", [files.hash_file, lambda path: files.verify_all([(path, 5 * files.BLOCK, "0" * 64)])])
+def test_every_block_that_is_hashed_is_progress_to_the_watchdog(read: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(5 * files.BLOCK))
+    before = progress.count()
+    read(tmp_path / "large")
+    assert progress.count() - before >= 5
