@@ -141,7 +141,7 @@ def test_every_layer_of_the_drill_is_named_where_its_promise_is_and_in_the_list(
         for name in re.findall(r"L\d+[a-z]?", row)
     }
     assert listed.keys() == held
-    assert {layer.name for layer in LAYERS} <= listed.keys()
+    assert {layer.name for layer in LAYERS} == listed.keys()
 
 
 def test_every_key_of_the_promises_is_a_setting() -> None:
