@@ -18,8 +18,8 @@ RUNS = {"text": (6, ()), "iq": (6, ()), "hurt": (8, (HURT,))}
 class Sweep:
     """Short runs of both tasks, and one that is hurt, counted once untouched."""
 
-    def __init__(self, forks: Forks, folder: Path) -> None:
-        self._forks = forks
+    def __init__(self, forks: Forks, folder: Path, seed: int) -> None:
+        self._forks, self._seed = forks, seed
         self._configs: dict[str, Path] = {}
         self._ends: dict[str, End] = {}
         self._changes: dict[str, int] = {}
@@ -31,17 +31,19 @@ class Sweep:
             self._configs[name], self._ends[name], self._changes[name] = config, end_of(own / "run"), life.changes
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Every change of the disk; of a quick part every 25th, at another one for each run."""
+        """Every change of the disk, by turns before it and in the middle of it; of a quick part every 25th.
+
+        The runs take the places of a quick part in turn, and another seed tears what this one dies before.
+        """
         every = 1 if whole else 25
         return [
-            f"{name} {kind} {at}"
+            f"{name} {('before', 'torn')[(at // every + self._seed) % 2]} {at}"
             for number, name in enumerate(self._configs)
-            for at in range(1 + number, self._changes[name] + 1, every)
-            for kind in (("before", "torn") if whole else (("before", "torn")[at // every % 2],))
+            for at in range(1 if whole else 1 + number, self._changes[name] + 1, every)
         ]
 
     def check(self, point: str, folder: Path) -> None:
-        """Die, die again in the recovery at a third of it, and live on to the end of the untouched run."""
+        """Die, die again early in the recovery, and live on to the end of the untouched run."""
         name, kind, at = point.split()
         run = Lineage(self._forks, self._configs[name], folder / "run")
         run.live(kill_at=int(at), torn=kind == "torn")
@@ -53,9 +55,9 @@ class Sweep:
 
 @contextmanager
 def opened(folder: Path, seed: int) -> Iterator[Sweep]:
-    """Start the process that forks, and count; `seed` changes nothing, since every point is gone through."""
+    """Start the process that forks, and count."""
     with mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"), Forks() as forks:
-        yield Sweep(forks, folder)
+        yield Sweep(forks, folder, seed)
 
 
-LAYER = Layer("L1", "SIGKILL at every change of the disk, and again in the recovery", (32, 500), opened)
+LAYER = Layer("L1", "SIGKILL at every change of the disk, and again in the recovery", (32, 700), opened)
