@@ -39,8 +39,7 @@ def warnings(config: RunConfig) -> Iterator[str]:
         yield f"model.size {model.size}: {differs}; leave them out, or model.size"
     optimizer = config.optimizer.settings
     if not getattr(optimizer, "use_galore", True):
-        changed = [(key, value) for key, value in _changed(optimizer, type(optimizer)()) if key.startswith(_GALORE)]
-        for key, value in changed:
+        for key, value in _changed(optimizer, type(optimizer)(), _GALORE):
             yield f"optimizer.{key} is {value}, and nothing obeys it while optimizer.use_galore is false"
     every, keep = config.checkpoint.checkpoint_every_n_steps, config.checkpoint.keep_every_n_steps
     if keep is not None and keep % every:
@@ -60,9 +59,9 @@ def _kept(common: int, last: int) -> str:
     return f"only multiples of {common} are, steps {shown}" + (" and so on" if last // common > 2 else "")
 
 
-def _changed(settings: Any, default: Any) -> Iterator[tuple[str, str]]:
-    """Yield key and value, as a config has it, of what is not the default."""
-    for one in dataclasses.fields(settings):
+def _changed(settings: Any, default: Any, begin: str = "") -> Iterator[tuple[str, str]]:
+    """Yield key and value, as a config has it, of what is not the default, of the keys with this begin."""
+    for one in (field for field in dataclasses.fields(settings) if field.name.startswith(begin)):
         value = getattr(settings, one.name)
         if value != getattr(default, one.name):
             yield one.name, value_text(list(value) if isinstance(value, tuple) else value)

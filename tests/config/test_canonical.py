@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.config import parse, strict_yaml, to_yaml, tree_of
+from pretrain.config import parse, strict_yaml, to_yaml, tree_of, warnings
 from pretrain.config.canonical import text_of, value_text
 from pretrain.config.settings import NAMED, SECTIONS, groups_of, plain_sections, settings_of
 from tests.config.random_configs import TRICKY, texts
@@ -28,6 +28,7 @@ def test_text_loads_to_an_equal_configuration_by_any_reader(text: str) -> None:
     assert again == one
     assert to_yaml(again) == canonical
     assert yaml.safe_load(canonical) == tree_of(one)
+    assert all(isinstance(line, str) for line in warnings(one)), "whatever is accepted can be warned of"
 
 
 @MANY

@@ -174,6 +174,7 @@ WARNINGS: list[tuple[list[str], str | None]] = [
     (["model.size=llama-1b", "model.width=2048", "model.init_std=0.1"], None),
     (["optimizer.galore_rank=64"], "optimizer.galore_rank is 64, and nothing obeys it while optimizer.use_galore is f"),
     (["optimizer.galore_rank=64", "optimizer.use_galore=true"], None),
+    (["optimizer.groups.embeddings.lr_multiplier=0.5", "optimizer.groups.norms.betas=[0.9, 0.99]"], None),
     (["optimizer.optimizer_class=lion"], None),
     (["checkpoint.keep_every_n_steps=10"], None),
     (["checkpoint.keep_every_n_steps=4"], "and what is not saved is not kept: only steps 0 and 20 are, the multiples"),
