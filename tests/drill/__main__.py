@@ -32,7 +32,9 @@ def main() -> int:
     whole, done = not arguments.quick, []
     if arguments.list:
         for layer in (one for one in chosen if one.missing() is None):
-            with layer.open(folder, arguments.seed) as faults:
+            own = folder / layer.name
+            own.mkdir()
+            with layer.open(own, arguments.seed) as faults:
                 for point in faults.points(whole=whole):
                     print(f"{layer.name} {point}")
         shutil.rmtree(folder, ignore_errors=True)

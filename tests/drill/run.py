@@ -50,6 +50,10 @@ def drill(
     setting.mkdir(parents=True)
     with layer.open(setting, seed) as faults:
         points = list(only) or list(faults.points(whole=whole))
+        unknown = sorted(set(only) - {*faults.points(whole=True), *faults.points(whole=False)})
+        if unknown:
+            text = f"there is no such point: {', '.join(unknown)}; --list has the names"
+            return Drilled(layer, seed, 0, (Wrong(layer.name, seed, "", text),), time.monotonic() - began)
         for number, point in enumerate(points):
             own = folder / f"{number:04}"
             own.mkdir()

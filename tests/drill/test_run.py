@@ -32,6 +32,11 @@ def test_a_bad_point_is_told_with_its_command(tmp_path: Path) -> None:
     assert found.line().split()[:3] == ["L0", "2", "1"]
 
 
+def test_a_point_that_is_not_there_is_wrong(tmp_path: Path) -> None:
+    found = drill(LAYER, tmp_path, seed=0, whole=True, only=["god"])
+    assert [one.what for one in found.wrong] == ["there is no such point: god; --list has the names"]
+
+
 def test_fewer_points_than_there_must_be_are_wrong(tmp_path: Path) -> None:
     found = drill(LAYER, tmp_path, seed=0, whole=True)
     assert "expected at least 3 points, found 2" in found.wrong[-1].what
