@@ -1,6 +1,7 @@
 """What a child attempt goes on from: the parent found, verified and read before anything is created."""
 
 import contextlib
+import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -297,10 +298,11 @@ def find_targets(
     for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
         if step <= origin.step and is_on_cadence(step, every) and is_behind_slowing(step, ladder):
             found.setdefault(step, place)
-    cadence = [step for step in range(origin.step - origin.step % every, -1, -every) if is_behind_slowing(step, ladder)]
+    newest = range(origin.step - origin.step % every, -1, -every)
+    cadence = itertools.islice((step for step in newest if is_behind_slowing(step, ladder)), TARGETS)
     targets: dict[Target, Path] = {}
     lost = []
-    for step in sorted({*cadence[:TARGETS], *found}, reverse=True) if origin.record is not None else ():
+    for step in sorted({*cadence, *found}, reverse=True) if origin.record is not None else ():
         if len(targets) == TARGETS:
             break
         try:
