@@ -105,9 +105,10 @@ def _check_places(config: RunConfig) -> None:
     for key, place in folders.items():
         if place.is_relative_to(run_dir / "attempts"):
             raise ConfigError(f"{key}: {place} lies among the attempts of this run; choose another folder")
-        for parent in (place, *place.parents):
-            if namespace.is_attempt(parent):
-                raise ConfigError(f"{key}: {place} lies in an attempt, {parent}, whose files are bound; choose another")
+    for key, place in {"run.dir": run_dir, **folders}.items():
+        attempts = namespace.attempts_around(place)
+        if attempts is not None:
+            raise ConfigError(f"{key}: {place} lies in {attempts}, whose files are bound; choose another folder")
 
 
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:
