@@ -177,7 +177,7 @@ def verify_manifest(
     sums: Annotated[bool, typer.Option("--sums", help="Print lines for `sha256sum -c` instead.")] = False,
     json_: Json = False,
 ) -> None:
-    """Check every byte that a manifest answers for; exit 3 names what does not verify."""
+    """Check every byte that a manifest answers for; exit 3 names what does not verify, 6 what cannot be read."""
 
     def work() -> int:
         from pretrain import lineage
@@ -190,7 +190,7 @@ def verify_manifest(
             return give(lineage.sums(path))
         reports = lineage.verify_lineage(path, expect_sha256) if follow else [lineage.verify(path, expect_sha256)]
         migrated = lineage.migrations(reports[0]) if follow else []
-        code = 0 if all(report.sound for report in reports) and reports[0].ok else 3
+        code = lineage.exit_code(reports)
         if not json_:
             told = [lineage.migration_text(row) for row in migrated]
             return give("".join([*(report.text() for report in reports), *told]), code)

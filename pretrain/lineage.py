@@ -1,9 +1,8 @@
 """`verify-manifest`: what a path means, whether it verifies, and its checksums for other tools."""
 
-import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verific
             above = _parent_of(folder)
         except (IntegrityError, StorageError) as error:
             if namespace.ENVIRONMENT not in found[-1].changed + found[-1].unsafe:
-                found.append(_finding(folder, "changed", namespace.ENVIRONMENT, str(error)))
+                found.append(_finding(folder, _kind_of(error), namespace.ENVIRONMENT, str(error)))
             break
         if above is None:
             break
@@ -63,6 +62,14 @@ def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verific
             break
         found.append(_verify_bound(folder, above))
     return found
+
+
+def exit_code(reports: Sequence[Verification]) -> int:
+    """0 where all of it verifies; 6 where nothing but reads that failed stands against that, else 3."""
+    unsound = [report for report in reports if not report.sound]
+    if unsound and all(report.is_only_unread for report in unsound):
+        return StorageError.exit_code
+    return 0 if not unsound and reports[0].ok else IntegrityError.exit_code
 
 
 def migrations(report: Verification) -> list[dict[str, Any]]:
@@ -101,12 +108,25 @@ def _verify_bound(folder: Path, parent: Parent) -> Verification:
             return verification.verify_attempt(folder, parent.record_sha256)
         name = namespace.MANIFEST
     else:
+        unread = []
         for _, place in checkpoint.list_checkpoints(folder):
-            with contextlib.suppress(IntegrityError, StorageError):
-                if files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256:
-                    return verification.verify_checkpoint_folder(place, parent.record_sha256)
+            try:
+                is_it = files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256
+            except IntegrityError:
+                continue
+            except StorageError as error:  # It may be the one.
+                unread.append((f"{place.relative_to(folder).as_posix()}/{RECORD_NAME}", str(error)))
+                continue
+            if is_it:
+                return verification.verify_checkpoint_folder(place, parent.record_sha256)
+        if unread:
+            return _finding(folder, "unread", *unread[-1])
         name = RECORD_NAME
     return _finding(folder, "missing", name, f"its child is bound to one with SHA-256 {parent.record_sha256}")
+
+
+def _kind_of(error: IntegrityError | StorageError) -> str:
+    return "unread" if isinstance(error, StorageError) else "changed"
 
 
 def _finding(folder: Path, kind: str, name: str, reason: str) -> Verification:

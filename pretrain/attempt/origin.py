@@ -1,6 +1,7 @@
 """What a child attempt goes on from: the parent found, verified and read before anything is created."""
 
 import contextlib
+import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from pretrain import files
 from pretrain.config import RunConfig, parse
-from pretrain.errors import ConfigError, IntegrityError
+from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint, incident, manifest, metrics, namespace, verification
 from pretrain.evidence.checkpoint import CheckpointRecord
 from pretrain.evidence.checkpoint_record import RECORD_NAME
@@ -211,6 +212,12 @@ def _manifest(folder: Path) -> tuple[Manifest | None, str | None]:
     if not os.path.lexists(folder / namespace.MANIFEST):
         return None, None
     report = verification.verify_attempt(folder)
+    if report.is_only_unread:
+        raise StorageError(
+            f"{folder}: the parent cannot be verified",
+            *report.text().rstrip().split("\n"),
+            "nothing is known to be changed: see to the disk, then resume; or name an older attempt",
+        )
     if not report.ok:
         raise IntegrityError(
             f"{folder}: the parent does not verify",
@@ -276,9 +283,9 @@ def checkpoints_of(run_dir: Path, number: int) -> Iterator[tuple[int, Path]]:
 
 
 def _step_of(folder: Path, record_sha256: str) -> int:
-    """Return the step of the checkpoint of an attempt that has this record, -1 where it is gone or damaged."""
+    """Return the step of the checkpoint of an attempt that has this record, -1 where it is gone or cannot be read."""
     for step, place in reversed(checkpoint.list_checkpoints(folder)):
-        with contextlib.suppress(IntegrityError):
+        with contextlib.suppress(IntegrityError, StorageError):
             if files.hash_file(place / RECORD_NAME).sha256 == record_sha256:
                 return step
     return -1
@@ -290,22 +297,24 @@ def find_targets(
     """Return the checkpoints of the regular cadence that a child of `origin` can go back to, and what is lost of them.
 
     Of a step that several attempts of the lineage reached, the one of the youngest: what an older one holds there
-    may have been undone. The newest are verified here; where one is gone or damaged, an older one takes its place, and
-    a run that goes back comes to another end than it would have.
+    may have been undone. The newest are verified here; where one is gone, damaged or unreadable, an older one takes its
+    place, and a run that goes back comes to another end than it would have.
     """
     found: dict[int, Path] = {}
     for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
         if step <= origin.step and is_on_cadence(step, every) and is_behind_slowing(step, ladder):
             found.setdefault(step, place)
-    cadence = [step for step in range(origin.step - origin.step % every, -1, -every) if is_behind_slowing(step, ladder)]
+    newest = range(origin.step - origin.step % every, -1, -every)
+    cadence = itertools.islice((step for step in newest if is_behind_slowing(step, ladder)), TARGETS)
     targets: dict[Target, Path] = {}
     lost = []
-    for step in sorted({*cadence[:TARGETS], *found}, reverse=True) if origin.record is not None else ():
+    for step in sorted({*cadence, *found}, reverse=True) if origin.record is not None else ():
         if len(targets) == TARGETS:
             break
         try:
             record = _record_of_target(origin, step, found.get(step))
-        except IntegrityError as error:
+        except (IntegrityError, StorageError) as error:
+            # Neither is a reason not to go on, which may never need it.
             lost.append(f"it cannot go back to step {step} any more: {error}")
         else:
             targets[Target(step, record.batch)] = found[step]

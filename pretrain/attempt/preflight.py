@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from pretrain.attempt.origin import Origin
-from pretrain.build import BuiltRun, RunData
+from pretrain.build import BuiltRun, RunData, build_model, build_task
 from pretrain.config import RunConfig
 from pretrain.errors import StorageError
 from pretrain.evidence.shard_writer import file_bytes
@@ -42,10 +45,25 @@ class Preflight:
         return [text for text in (self.shortage, self.warning_of_kind) if text is not None]
 
 
+def look_ahead(config: RunConfig, data: RunData, origin: Origin | None) -> None:
+    """Raise the StorageError of `look` where the weights alone are too much, before there is memory for any."""
+    if config.checkpoint.on_low_disk != "refuse":
+        return
+    task = build_task(config, data)
+    with torch.device("meta"):
+        model = build_model(config, task)
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    _compare(config, _need(config, data, model, file_bytes(weights), origin))
+
+
 def look(config: RunConfig, data: RunData, built: BuiltRun, origin: Origin | None) -> Preflight:
     """Return what the disk of run.dir has and the run needs; StorageError where the config refuses too little."""
+    return _compare(config, _need(config, data, built.state.model, file_bytes(built.state.tensors()), origin))
+
+
+def _compare(config: RunConfig, need: Need) -> Preflight:
     place = Path(config.run.dir)
-    need, free, kind = _need(config, data, built, origin), free_space(place), kind_of(place)
+    free, kind = free_space(place), kind_of(place)
     shortage = _shortage(place, need, free)
     if shortage is not None and config.checkpoint.on_low_disk == "refuse":
         raise StorageError(
@@ -55,14 +73,14 @@ def look(config: RunConfig, data: RunData, built: BuiltRun, origin: Origin | Non
     return Preflight(need, free, kind, shortage, _warning_of_kind(place, kind))
 
 
-def _need(config: RunConfig, data: RunData, built: BuiltRun, origin: Origin | None) -> Need:
+def _need(config: RunConfig, data: RunData, model: nn.Module, checkpoint_bytes: int, origin: Origin | None) -> Need:
     record = origin.record if origin is not None else None
     begun_at, prefix = (-1, 0) if record is None else (record.step, record.metrics.bytes)
     settings, validate, last = config.checkpoint, config.validation.validate_every_n_steps, config.training.max_steps
-    layers, monitors = len(blocks(built.state.model)), config.monitors
+    layers, monitors = len(blocks(model)), config.monitors
     experts = getattr(getattr(config.model.settings, "experts", None), "count", 0)
     return need_of(
-        checkpoint_bytes=file_bytes(built.state.tensors()),
+        checkpoint_bytes=checkpoint_bytes,
         kept=most_checkpoints(settings, validate, last, begun_at),
         steps=last - max(begun_at, 0),
         checkpoint_every=settings.checkpoint_every_n_steps,

@@ -10,7 +10,7 @@ import torch
 
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.origin import Origin, damage_explained
-from pretrain.attempt.preflight import Preflight, look
+from pretrain.attempt.preflight import Preflight, look, look_ahead
 from pretrain.attempt.starting_point import Start, load_start
 from pretrain.build import BuiltRun, RunData, build_data, build_run, projected_by
 from pretrain.config import RunConfig, identity_sha256, warnings
@@ -62,6 +62,7 @@ def prepare(config: RunConfig, threads: int | None, sinks: Sequence[Sink], origi
     sensors = _open_sensors(config, device, sinks)
     thermometer = _thermometer(config, sensors)
     data = build_data(config)
+    look_ahead(config, data, origin)
     with memory_explained(config, lambda: "before the first step"):
         built = build_run(config, data, device)
         start = load_start(config, built.state.model, origin)
@@ -105,9 +106,10 @@ def _check_places(config: RunConfig) -> None:
     for key, place in folders.items():
         if place.is_relative_to(run_dir / "attempts"):
             raise ConfigError(f"{key}: {place} lies among the attempts of this run; choose another folder")
-        for parent in (place, *place.parents):
-            if namespace.is_attempt(parent):
-                raise ConfigError(f"{key}: {place} lies in an attempt, {parent}, whose files are bound; choose another")
+    for key, place in {"run.dir": run_dir, **folders}.items():
+        attempts = namespace.attempts_around(place)
+        if attempts is not None:
+            raise ConfigError(f"{key}: {place} lies in {attempts}, whose files are bound; choose another folder")
 
 
 def csv_columns(config: RunConfig, built: BuiltRun) -> tuple[str, ...]:

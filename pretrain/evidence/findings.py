@@ -14,11 +14,14 @@ from pretrain.errors import IntegrityError, StorageError
 class Verification:
     """What was found; a name is relative to `path`, and that of a folder ends in a slash.
 
-    extra: there, but no record names it. missing: named, but not there. changed: other bytes than were bound, or
-    a record that was altered. unsafe: a symlink, or no regular file. unfinished: an attempt without a manifest,
-    of which all that its checkpoints bind was checked. parent_ok: whether the record that the attempt goes on
-    from lies beside it, as it was bound; None = there is none, or its attempt is not beside this one. reasons:
-    one sentence for each finding.
+    extra: there, but no record names it. missing: named, but not there. changed: other bytes than were bound, a
+    record that was altered, or a file that cannot be read. unsafe: a symlink, or no regular file. unfinished: an
+    attempt without a manifest, of which all that its checkpoints bind was checked. parent_ok: whether the record
+    that the attempt goes on from lies beside it, as it was bound; None = there is none, or its attempt is not beside
+    this one. reasons: one sentence for each finding.
+
+    unread: those of `changed` of which nothing is known but that the system reported an error while they were read.
+    is_parent_unread: parent_ok is False because a record that may be the parent's cannot be read.
     """
 
     path: Path
@@ -32,11 +35,20 @@ class Verification:
     unsafe: tuple[str, ...]
     parent_ok: bool | None
     reasons: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    is_parent_unread: bool = False
 
     @property
     def sound(self) -> bool:
         """All that is bound was found as bound, which can be said of an unfinished attempt as well."""
         return not (self.extra or self.missing or self.changed or self.unsafe or self.parent_ok is False)
+
+    @property
+    def is_only_unread(self) -> bool:
+        """It is not sound, for nothing else than reads that failed: a fault of the disk, which a copy does not mend."""
+        is_parent_bad = self.parent_ok is False and not self.is_parent_unread
+        others = self.extra or self.missing or self.unsafe or set(self.changed) - set(self.unread)
+        return not self.sound and not others and not is_parent_bad
 
     @property
     def ok(self) -> bool:
@@ -59,9 +71,11 @@ class Verification:
                 f"{record} has SHA-256 {self.manifest_sha256 or self.record_sha256}\n"
                 "Note this hash elsewhere: --expect-sha256 finds what was rewritten together with its digests.\n"
             )
-        lines = [f"{self.path}: {'unfinished' if self.sound else 'does not verify'}"]
-        for kind in ("extra", "missing", "changed", "unsafe"):
-            lines += [f"{kind}: {name}" for name in getattr(self, kind)]
+        fault = "cannot be read" if self.is_only_unread else "does not verify"
+        lines = [f"{self.path}: {'unfinished' if self.sound else fault}"]
+        for kind in ("extra", "missing", "changed", "unsafe", "unread"):
+            names = [name for name in getattr(self, kind) if kind != "changed" or name not in self.unread]
+            lines += [f"{kind}: {name}" for name in names]
         # A name may hold anything, also what a terminal obeys.
         lines += [f"  {reason}" for reason in self.reasons]
         return "".join((line if line.isprintable() else ascii(line)) + "\n" for line in lines)
@@ -73,12 +87,13 @@ class Findings:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.kinds = {_encodable(name): kind for name, kind in files.walk(folder)}
-        self._found: dict[str, set[str]] = {"extra": set(), "missing": set(), "changed": set(), "unsafe": set()}
+        self._found: dict[str, set[str]] = {kind: set() for kind in ("extra", "missing", "changed", "unsafe", "unread")}
         self._reasons: list[str] = []
         self._verified: set[str] = set()
+        self.is_parent_unread = False
 
     def add(self, kind: str, name: str, reason: str) -> None:
-        """Put `name` under extra, missing, changed or unsafe."""
+        """Put `name` under extra, missing, changed, unsafe or unread."""
         self._found[kind].add(name)
         self.explain(f"{name}: {reason}")
 
@@ -107,9 +122,17 @@ class Findings:
         try:
             yield
         except (IntegrityError, StorageError) as error:
-            # A disk that cannot read one file back is no reason to say nothing about the others.
-            self._found["changed"].add(name)
-            self.explain(str(error))
+            self._fault(name, error)
+
+    def unread(self, *names: str) -> list[str]:
+        """Those of these files that could not be read, and of what lies below these folders, named `a/`."""
+        folders = tuple(name for name in names if name.endswith("/"))
+        return sorted(name for name in self._found["unread"] if name in names or name.startswith(folders))
+
+    def _fault(self, name: str, error: IntegrityError | StorageError) -> None:
+        # A disk that cannot read one file back is no reason to say nothing about the others.
+        self._found["unread" if isinstance(error, StorageError) else "changed"].add(name)
+        self.explain(str(error))
 
     def check_files(self, bound: Mapping[str, tuple[int, str]], bound_by: str, judged: Callable[[str], bool]) -> None:
         """Every bound file is there with its size and SHA-256, and every other name that is `judged` is extra.
@@ -130,9 +153,8 @@ class Findings:
         for name in bound:
             if name not in self.kinds:
                 self.add("missing", name, f"named by {bound_by}, but not there")
-            elif found.get(name) is not None:
-                self._found["changed"].add(name)
-                self.explain(str(found[name]))
+            elif (fault := found.get(name)) is not None:
+                self._fault(name, fault)
             elif name in found:
                 self._verified.add(name)
 
@@ -153,10 +175,12 @@ class Findings:
             unfinished=unfinished,
             extra=tuple(sorted(self._found["extra"])),
             missing=tuple(sorted(self._found["missing"])),
-            changed=tuple(sorted(self._found["changed"])),
+            changed=tuple(sorted(self._found["changed"] | self._found["unread"])),
             unsafe=tuple(sorted(self._found["unsafe"])),
             parent_ok=parent_ok,
             reasons=tuple(self._reasons),
+            unread=tuple(sorted(self._found["unread"] - self._found["changed"])),
+            is_parent_unread=self.is_parent_unread,
         )
 
 

@@ -190,6 +190,20 @@ def is_attempt(folder: Path) -> bool:
     return is_named and all((folder / name).is_file() for name in (CONFIG, ENVIRONMENT))
 
 
+def attempts_around(place: Path) -> Path | None:
+    """The folder of the attempts of some run in which `place` lies, or which it is; None = it lies in none.
+
+    What is left of a damaged attempt is one too, and a name that is free may be that of the next attempt.
+    """
+    records = (CONFIG, ENVIRONMENT, MANIFEST)
+    for folder in (place, *place.parents):
+        if folder.name == ATTEMPTS and folder.is_dir():
+            numbered = (entry for entry in folder.iterdir() if number_of(entry) is not None)
+            if any(os.path.lexists(entry / name) for entry in numbered for name in records):
+                return folder
+    return None
+
+
 def list_attempts(run_dir: Path) -> list[int]:
     """The attempts of a run in the order of their numbers; none where there is no such folder.
 

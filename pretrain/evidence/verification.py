@@ -226,17 +226,27 @@ def _check_bound_by_checkpoints(findings: Findings) -> list[CheckpointRecord]:
 
 def _has_incidents(findings: Findings, record: CheckpointRecord) -> bool:
     """Whether those incidents that a checkpoint counts are whole which are there at all."""
-    names = map(incident.name_of, range(1, record.scalars["ledger"]["incidents"] + 1))
-    return all(name not in findings.kinds or findings.is_sound(name) for name in names)
+    return all(name not in findings.kinds or findings.is_sound(name) for name in _incidents_of(record))
+
+
+def _incidents_of(record: CheckpointRecord) -> list[str]:
+    return [incident.name_of(number) for number in range(1, record.scalars["ledger"]["incidents"] + 1)]
 
 
 def _unfinished(findings: Findings, usable: list[CheckpointRecord], *, has_parent: bool) -> str:
     """What an attempt without a manifest is, and what `pretrain resume` makes of what was found."""
     what = f"there is no {NAME}: the attempt is unfinished, and `pretrain resume`"
-    saved = [step for step, _ in checkpoint.list_checkpoints(findings.folder)]
+    listed = checkpoint.list_checkpoints(findings.folder)
+    saved = [step for step, _ in listed]
     newest = usable[-1] if usable else None
     last = -1 if newest is None else newest.step
     over = ", ".join(str(step) for step in saved if step > last)
+    read = [CONFIG, ENVIRONMENT, metrics.NAME]
+    read += [f"{_CHECKPOINTS}{place.name}/" for step, place in listed if step > last]
+    read += _incidents_of(newest) if newest else ()
+    if unread := findings.unread(*read):
+        # It is no damage that is passed over: the disk may read it at the next try.
+        return f"{what} ends with exit code {StorageError.exit_code} as long as it cannot read {', '.join(unread)}"
     is_lost = newest is None and saved and not has_parent
     if is_lost or not findings.is_sound(CONFIG, ENVIRONMENT) or (newest and not _has_incidents(findings, newest)):
         return f"{what} refuses it as it is"
@@ -278,21 +288,26 @@ def _check_parent(findings: Findings, parent: Parent) -> bool | None:
     attempt = findings.folder.with_name(f"{parent.attempt:04d}")
     if namespace.number_of(findings.folder) is None or not os.path.lexists(attempt):
         return None
+    faults: list[IntegrityError | StorageError] = []
     try:
         if parent.kind == "manifest":
             records = [attempt / NAME]
         else:
             records = [folder / RECORD_NAME for _, folder in checkpoint.list_checkpoints(attempt)]
-        if not attempt.is_symlink() and any(_sha256(record) == parent.record_sha256 for record in records):
-            return True
+        for record in records if not attempt.is_symlink() else ():
+            try:
+                if files.hash_file(record).sha256 == parent.record_sha256:
+                    return True
+            except (IntegrityError, StorageError) as error:
+                faults.append(error)
     except (IntegrityError, StorageError) as error:
-        findings.explain(str(error))
+        faults.append(error)
+    for fault in faults:
+        findings.explain(str(fault))
+    # Any that cannot be read may be the one.
+    findings.is_parent_unread = any(isinstance(fault, StorageError) for fault in faults)
     findings.explain(
-        f"the parent {attempt} holds no {parent.kind} record with SHA-256 {parent.record_sha256}: "
-        "it was changed or removed"
+        f"the parent {attempt} holds no {parent.kind} record with SHA-256 {parent.record_sha256}"
+        + (" that can be read" if findings.is_parent_unread else ": it was changed or removed")
     )
     return False
-
-
-def _sha256(path: Path) -> str:
-    return files.hash_file(path).sha256

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pretrain.policy.cadence import is_due_or_last
+from pretrain.policy.recovery import TARGETS
 from pretrain.registry import limited
 
 RankedSteps = tuple[tuple[int, float], ...]
@@ -48,7 +48,7 @@ def plan(
     best: Sequence[tuple[int, float]],
     settings: CheckpointSettings,
     off_cadence: Collection[int] = (),
-    targets: int = 2,
+    targets: int = TARGETS,
 ) -> Plan:
     """Plan the retention of one attempt's durable checkpoints; steps are compared as numbers, never as names.
 
@@ -85,13 +85,28 @@ def most_checkpoints(settings: CheckpointSettings, validate_every: int, max_step
 
     begun_at: the step of the checkpoint that the attempt goes on from, which is its parent's; -1 = a new run.
     """
-    every = settings.checkpoint_every_n_steps
-    regular = [step for step in range(0, max_steps + 1, every) if step > begun_at]
-    kept = plan(regular, (), settings, () if max_steps % every == 0 else (max_steps,)).keep
-    could_be_best = sum(
-        step not in kept and step > 0 and is_due_or_last(step, validate_every, max_steps) for step in regular
-    )
-    return len(kept) + min(settings.num_best_checkpoints, could_be_best)
+    every, forever = settings.checkpoint_every_n_steps, settings.keep_every_n_steps
+    # Counted, not listed: a run may have more steps than there is memory. Regular is every multiple of `every` from
+    # `first` on; of these the newest stay for that, and of those before them, up to `last`, the rest of the reasons.
+    first = (begun_at // every + 1) * every
+    regular = max(0, max_steps // every - first // every + 1)
+    newest = min(regular, max(settings.max_rolling_checkpoints, TARGETS))
+    last = (max_steps // every - newest) * every
+    kept_forever = _multiples(math.lcm(every, forever), first, last) if forever is not None else 0
+    # The last step of the run, which is validated in any case, is among the newest.
+    could_be_best = 0
+    if validate_every > 0:
+        validated = math.lcm(every, validate_every)
+        could_be_best = _multiples(validated, max(first, 1), last)
+        if forever is not None:
+            could_be_best -= _multiples(math.lcm(validated, forever), max(first, 1), last)
+    at_the_end = 0 if max_steps % every == 0 else 1
+    return newest + at_the_end + kept_forever + min(settings.num_best_checkpoints, could_be_best)
+
+
+def _multiples(of: int, first: int, last: int) -> int:
+    """How many multiples of `of` there are from `first` to `last`, both among them."""
+    return max(0, last // of - (first - 1) // of)
 
 
 def rank_best(best: Sequence[tuple[int, float]], step: int, value: float, num: int) -> RankedSteps:

@@ -49,7 +49,7 @@ def named(attempt: Path, **expected: list[str]) -> None:
     assert not found.answer()["ok"]
     for kind, names in expected.items():
         for name in names:
-            assert f"{kind}: {name}\n" in found.text()
+            assert f"{'unread' if name in found.unread else kind}: {name}\n" in found.text()
             assert any(name.rstrip("/") in reason for reason in found.reasons)
 
 
@@ -264,6 +264,8 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_checked(
     monkeypatch.setattr(files, "system", Failing())
     (attempt / "telemetry.csv").unlink()
     named(attempt, changed=["events.jsonl"], missing=["telemetry.csv"])
+    found = lineage.verify(attempt)
+    assert (found.unread, found.is_only_unread) == (("events.jsonl",), False)
 
 
 # --- forgeries: the digests are right again ------------------------------------------------------------

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pretrain import files
-from pretrain.attempt import preflight, start_attempt
+from pretrain.attempt import preflight, prepare, start_attempt
 from pretrain.errors import StorageError
-from pretrain.evidence import events, namespace
+from pretrain.evidence import checkpoint, events, namespace
 from pretrain.machine.disk import Space
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Note
@@ -106,6 +106,29 @@ def test_too_little_is_warned_of_or_refused(
     (text,) = warned(recorder)
     assert words in text
     assert [row["text"] for row in events.read(newest_attempt(tmp_path / "run")) if row["event"] == "warning"] == [text]
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_run(*_: object) -> None:
+        raise AssertionError("the model is made")
+
+    monkeypatch.setattr(prepare, "build_run", build_run)
+    monkeypatch.setattr(preflight, "free_space", lambda _: Space(10**12, None))
+    with pytest.raises(StorageError, match=r"GB are needed and 1000\.0 GB are free; nothing was written"):
+        train(tiny(tmp_path, "text", "checkpoint.on_low_disk=refuse", "model.width=131072", "model.layers=16"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_refused_where_there_is_too_little_has_the_same_bits_where_there_is_enough(tmp_path: Path) -> None:
+    hashes = set()
+    for word in ("warn", "refuse"):
+        config = tiny(tmp_path, "text", f"checkpoint.on_low_disk={word}", "model.dropout=0.1", run=word)
+        assert train(config).verdict == "done"
+        _, place = checkpoint.list_checkpoints(newest_attempt(tmp_path / word))[-1]
+        hashes.add(checkpoint.read_record(place).content_sha256)
+    assert len(hashes) == 1
 
 
 def test_what_a_file_system_does_not_say_is_no_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,10 +84,32 @@ def test_what_is_written_beside_the_files_of_another_run_is_refused(stopped: Pat
     other = tmp_path / "other"
     shutil.copytree(stopped / "run", other)
     before = tree(other)
-    with pytest.raises(ConfigError, match="lies in an attempt"):
+    with pytest.raises(ConfigError, match="whose files are bound"):
         train(tiny(tmp_path, "text", override % (other / "attempts/0001")))
     assert tree(other) == before
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("gone", ["", "config.yaml", "environment.json", "manifest.json"])
+@pytest.mark.parametrize("place", ["0001", "0001/checkpoints", "0001/a/b", "0002", "linked/run"])
+def test_a_run_in_an_attempt_of_another_run_is_refused(stopped: Path, tmp_path: Path, place: str, gone: str):
+    other = tmp_path / "other"
+    shutil.copytree(stopped / "run", other)
+    (other / "attempts/0001/manifest.json").write_text("{}")
+    if gone:
+        (other / "attempts/0001" / gone).unlink()
+    (tmp_path / "linked").symlink_to(other / "attempts/0001")
+    before = tree(other)
+    run = tmp_path / place if place.startswith("linked") else other / "attempts" / place
+    with pytest.raises(ConfigError, match=r"run\.dir: .*/other/attempts/.* whose files are bound"):
+        train(tiny(tmp_path, "text", f"run.dir={run}"))
+    assert tree(other) == before
+
+
+def test_a_run_in_a_folder_of_attempts_that_is_of_no_run_is_none_of_ours(tmp_path: Path):
+    for name in ("0001", "0002"):
+        config = tiny(tmp_path, "text", f"run.dir={tmp_path}/attempts/{name}", "training.max_steps=2")
+        assert train(config).verdict == "done"
 
 
 def test_a_csv_among_the_attempts_is_refused(stopped: Path, tmp_path: Path):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.policy.retention import CheckpointSettings, plan, rank_best
+from pretrain.policy.cadence import is_due_or_last
+from pretrain.policy.retention import CheckpointSettings, most_checkpoints, plan, rank_best
 
 derandomised = settings(derandomize=True, deadline=None, max_examples=120)
 REASONS = {"newest", "rolling", "target", "best", "keep_every"}
@@ -192,3 +193,41 @@ def test_the_best_list_is_the_lowest_finite_values_of_each_step(seen, num):
             latest[step] = value
     expected = sorted(latest.items(), key=lambda entry: (entry[1], entry[0]))[:num]
     assert list(best) == expected
+
+
+def counted_one_by_one(chosen: CheckpointSettings, validate_every: int, max_steps: int, begun_at: int) -> int:
+    every = chosen.checkpoint_every_n_steps
+    regular = [step for step in range(0, max_steps + 1, every) if step > begun_at]
+    kept = plan(regular, (), chosen, () if max_steps % every == 0 else (max_steps,)).keep
+    could_be_best = sum(
+        step not in kept and step > 0 and is_due_or_last(step, validate_every, max_steps) for step in regular
+    )
+    return len(kept) + min(chosen.num_best_checkpoints, could_be_best)
+
+
+@settings(derandomize=True, deadline=None, max_examples=1000)
+@given(
+    every=st.integers(1, 9),
+    rolling=st.integers(1, 5),
+    best=st.integers(0, 4),
+    forever=st.none() | st.integers(1, 12),
+    validate_every=st.integers(0, 9),
+    max_steps=st.integers(1, 60),
+    begun_at=st.integers(-1, 60),
+)
+def test_most_checkpoints_is_what_the_plan_leaves(
+    every: int, rolling: int, best: int, forever: int | None, validate_every: int, max_steps: int, begun_at: int
+) -> None:
+    chosen = CheckpointSettings(
+        checkpoint_every_n_steps=every,
+        max_rolling_checkpoints=rolling,
+        num_best_checkpoints=best,
+        keep_every_n_steps=forever,
+    )
+    expected = counted_one_by_one(chosen, validate_every, max_steps, begun_at)
+    assert most_checkpoints(chosen, validate_every, max_steps, begun_at) == expected
+
+
+def test_most_checkpoints_of_a_run_that_no_list_could_hold() -> None:
+    chosen = CheckpointSettings(checkpoint_every_n_steps=1, keep_every_n_steps=1)
+    assert most_checkpoints(chosen, 1, 10**12) == 10**12 + 1
