@@ -28,8 +28,9 @@ class Origin:
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
     one where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named
     attempt is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to
-    know. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the one before
-    it will do where its files do not verify, because nobody has named it.
+    know. left: the steps of newer checkpoints in that folder that are not gone on from although none of them was found
+    to be damaged. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the
+    one before it will do where its files do not verify, because nobody has named it.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Origin:
     finished: Manifest | None
     manifest_sha256: str | None
     passed_over: tuple[str, ...] = ()
+    left: tuple[int, ...] = ()
     incidents: Mapping[str, bytes] = field(default_factory=dict)
     owner: RunConfig | None = None
     is_replaceable: bool = False
@@ -117,10 +119,12 @@ def find_origin(
         for name in map(incident.name_of, range(1, count + 1))
         if name not in incidents
     ]
+    # Where the newest that verifies was looked for, whatever is newer in its folder was found not to.
+    left = () if is_newest else tuple(found for found, _ in checkpoint.list_checkpoints(folder) if found > step)
     owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
         *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
-        *(tuple(passed_over), incidents, owner),
+        *(tuple(passed_over), left, incidents, owner),
         is_replaceable=is_newest and expect_sha256 is None,
     )
 

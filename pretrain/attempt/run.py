@@ -154,10 +154,10 @@ def _while_it_is_read(origin: Origin) -> str:
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
     """Tell that newer checkpoints of the attempt are not gone on from: what they led to stays in its folder alone."""
-    newer = [step for step, _ in checkpoint.list_checkpoints(origin.folder) if step > origin.step]
-    if newer:
+    if origin.left:
         text = (
-            f"going on from step {origin.step}: attempt {origin.folder.name} keeps steps up to {newer[-1]} for itself"
+            f"going on from step {origin.step}: attempt {origin.folder.name} keeps steps up to {origin.left[-1]} for "
+            "itself"
         )
         for sink in sinks:
             sink.emit(Note(kind="warning", text=text))
