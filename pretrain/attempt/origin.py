@@ -28,7 +28,7 @@ class Origin:
     number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
     one where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named
     attempt is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to
-    know. left: the steps of newer checkpoints in that folder that are not gone on from although none of them was found
+    know. noted: what is gone besides, and needed for nothing that a child computes. left: the steps of newer checkpoints in that folder that are not gone on from although none of them was found
     to be damaged. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the
     one before it will do where its files do not verify, because nobody has named it.
     """
@@ -43,6 +43,7 @@ class Origin:
     finished: Manifest | None
     manifest_sha256: str | None
     passed_over: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
     left: tuple[int, ...] = ()
     incidents: Mapping[str, bytes] = field(default_factory=dict)
     owner: RunConfig | None = None
@@ -114,7 +115,7 @@ def find_origin(
         _verify_rows(place, record)
     count = record.scalars["ledger"]["incidents"]
     incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
-    passed_over += [
+    noted = [
         f"{folder / name}: the file of an incident is gone"
         for name in map(incident.name_of, range(1, count + 1))
         if name not in incidents
@@ -124,7 +125,7 @@ def find_origin(
     owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
         *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
-        *(tuple(passed_over), left, incidents, owner),
+        *(tuple(passed_over), tuple(noted), left, incidents, owner),
         is_replaceable=is_newest and expect_sha256 is None,
     )
 

@@ -139,7 +139,7 @@ def resume_attempt(
             text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
-        for text in origin.passed_over:
+        for text in origin.passed_over + origin.noted:
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
@@ -351,7 +351,7 @@ def _work(
     writer.event("preflight", state.step, **prepared.preflight.fields())
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
-    for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
+    for text in origin.passed_over + origin.noted if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]
