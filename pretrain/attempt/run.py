@@ -241,7 +241,7 @@ def _run_attempt(
         with memory_explained(
             parts.config, lambda: f"step {parts.state.step} is saved, and the manifest is to be made"
         ):
-            result = publish(parts, prepared, run_dir, parent, watchdog)
+            result = publish(parts, prepared, run_dir, parent, watchdog, stalled)
     except PretrainError as error:
         parts.sinks = sinks
         result = record_outcome(parts, run_dir, error)
@@ -351,7 +351,9 @@ def _work(
     writer.event("preflight", state.step, **prepared.preflight.fields())
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
-    for text in origin.passed_over + origin.noted if origin is not None else ():  # They were shown when they were found.
+    for text in (
+        origin.passed_over + origin.noted if origin is not None else ()
+    ):  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]

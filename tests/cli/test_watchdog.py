@@ -34,11 +34,15 @@ def accumulate(*words):
         time.sleep(0.5)  # so that the watchdog has looked at the same number before and afterwards
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.5)
-    elif len(calls) == 5:
+    elif len(calls) == 5 and how != "manifest":
         if how == "disk":
             files.publish = lambda *_: os.read(reading, 1)
         os.read(reading, 1)
     return real(*words)
+
+if how == "manifest":  # half of it is written, and the rest, or its rename, may come to be or not
+    from pretrain.evidence import manifest
+    manifest.publish_manifest = lambda *_: os.read(reading, 1)
 
 steps.accumulate = accumulate
 main()
@@ -88,6 +92,20 @@ def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
         assert (resumed.code, resumed.json["checkpoint"]) == (0, whole.json["checkpoint"])
         streams = [tmp_path / name / "metrics.jsonl" for name in (f"{how}/attempts/0002", "whole/attempts/0001")]
         assert streams[0].read_bytes() == streams[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_manifest_that_hangs_has_its_answer_and_no_outcome(tmp_path: Path) -> None:
+    with hangs("manifest", tmp_path, 2) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 8, err
+    answer = json.loads(out)
+    assert (answer["verdict"], answer["exit_code"], answer["manifest_sha256"]) == ("stalled", 8, None)
+    assert answer["checkpoint"]["step"] == answer["step"]
+    attempt = tmp_path / "manifest/attempts/0001"
+    assert not [name for name in ("manifest.json", "outcome.json") if (attempt / name).exists()]
+    resumed = pretrain("resume", "--attempt", tmp_path / "manifest", "training.watchdog_timeout_seconds=0", "--json")
+    assert (resumed.code, resumed.json["verdict"]) == (0, "done")
 
 
 @pytest.mark.slow
