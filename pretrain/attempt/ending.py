@@ -150,6 +150,8 @@ def record_stall(
         outcome.publish_outcome(writer.folder, _outcome(state, run_dir, error, _newest(writer)))
         if not writer.closed:
             writer.event("warning", state.step, text=stacks)
+            # Without it the attempt would count as killed; the time it hung is undone, as all after a checkpoint.
+            writer.event("end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
     tell_stall(parts, run_dir, sinks, answer, error)
 
 

@@ -25,12 +25,13 @@ from pretrain.policy.recovery import TARGETS, LadderState, Target, is_behind_slo
 class Origin:
     """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
 
-    number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
-    one where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named
-    attempt is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to
-    know. noted: what is gone besides, and needed for nothing that a child computes. left: the steps of newer checkpoints in that folder that are not gone on from although none of them was found
-    to be damaged. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the
-    one before it will do where its files do not verify, because nobody has named it.
+    number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named one
+    where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named attempt
+    is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to know.
+    noted: what is gone besides, and needed for nothing that a child computes. left: the steps of newer checkpoints in
+    that folder that are not gone on from although none of them was found to be damaged. incidents: the files of the
+    incidents up to the checkpoint, by path. is_replaceable: whether the one before it will do where its files do not
+    verify, because nobody has named it.
     """
 
     number: int

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import lineage
+from pretrain.attempt.goodput import goodput_of
 from tests.cli.calling import pretrain
 from tests.tiny import write_config
 
@@ -80,9 +81,10 @@ def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
     answer = json.loads(out)
     assert (answer["verdict"], answer["exit_code"], answer["checkpoint"]) == ("stalled", 8, record["checkpoint"])
     assert record["resume"] in err
-    last = json.loads((attempt / "events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["step"]) == ("warning", 4)
-    assert "thread MainThread:" in last["text"]
+    warned, last = map(json.loads, (attempt / "events.jsonl").read_text().splitlines()[-2:])
+    assert (warned["event"], warned["step"], last["event"], last["verdict"]) == ("warning", 4, "end", "stalled")
+    assert "thread MainThread:" in warned["text"]
+    assert goodput_of(tmp_path / "read", 1).unended == 0, "which is no kill"
     assert not (tmp_path / "disk/attempts/0001/outcome.json").exists(), "the disk was what it hung on"
 
     whole = pretrain("train", "--config", tmp_path / "text.yaml", f"run.dir={tmp_path / 'whole'}", "--json", "--quiet")
