@@ -70,3 +70,9 @@ def test_s23_require_latest_refuses_what_would_be_passed_over(run: Path) -> None
     assert pretrain("resume", "--attempt", run, "--require-latest", "--checkpoint", 8).code == 2
     assert contents(run) == before
     assert go_on(run).verdict == "done"
+
+
+def test_s23_require_latest_is_not_about_what_a_kill_left_of_an_older_one(run: Path) -> None:
+    (run / "attempts/0001/checkpoints/step_00000004/checkpoint.json").unlink()
+    answer = pretrain("resume", "--attempt", run, "--require-latest")
+    assert (answer.code, "step_00000004 has no record" in answer.err) == (0, True)
