@@ -193,7 +193,8 @@ def verify_manifest(
         code = lineage.exit_code(reports)
         if not json_:
             told = [lineage.migration_text(row) for row in migrated]
-            return give("".join([*(report.text() for report in reports), *told]), code)
+            cut = lineage.cut_text(path) if follow else ""
+            return give("".join([*(report.text() for report in reports), *told, cut]), code)
         above = {"lineage": [report.answer() for report in reports[1:]], "migrated": migrated} if follow else {}
         return give(json_text(reports[0].answer() | above), code)
 

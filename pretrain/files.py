@@ -161,8 +161,8 @@ def publish_folder(final: Path, write: Callable[[Path], None]) -> None:
     """Make the folder `final` appear whole: `write(temporary)` fills a sibling, which is fsynced and renamed.
 
     `write` uses `publish` for its files, so they are durable already; every folder inside is fsynced here.
-    Raises StorageError, also when `final` exists; a failure leaves neither `final` nor, where it can be
-    removed, the temporary.
+    Raises StorageError, also when `final` exists, which names what it was to be; a failure leaves neither `final`
+    nor, where it can be removed, the temporary.
     """
     if os.path.lexists(final):
         raise StorageError(f"{final}: exists already; nothing was written")
@@ -179,6 +179,9 @@ def publish_folder(final: Path, write: Callable[[Path], None]) -> None:
         with _writing(final, "renaming into place"):
             system.replace(temporary, final)
         published = True
+    except StorageError as error:  # A name that nobody finds afterwards says nothing to whoever reads it.
+        lines = [str(line).replace(str(temporary), str(final)) for line in error.args]
+        raise StorageError(*lines, is_full=error.is_full) from error
     finally:
         if not published:
             with contextlib.suppress(OSError, StorageError):

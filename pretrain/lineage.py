@@ -1,5 +1,6 @@
 """`verify-manifest`: what a path means, whether it verifies, and its checksums for other tools."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def verify_lineage(path: Path, expect_sha256: str | None = None) -> list[Verific
 
     Of a parent that is bound by a manifest, the attempt is checked; of one that is bound by a checkpoint, that
     checkpoint. An ancestor that is there without the record that was bound is reported as missing it; one whose
-    folder is gone ends the list.
+    folder is gone, as it may be, ends the list: see `cut_text`.
     """
     folder, is_checkpoint = _locate(path)
     found = [verify(path, expect_sha256)]
@@ -70,6 +71,17 @@ def exit_code(reports: Sequence[Verification]) -> int:
     if unsound and all(report.is_only_unread for report in unsound):
         return StorageError.exit_code
     return 0 if not unsound and reports[0].ok else IntegrityError.exit_code
+
+
+def cut_text(path: Path) -> str:
+    """Say where the lineage of what `path` means goes on to an attempt that is not here; nothing where it does not."""
+    folder, is_checkpoint = _locate(path)
+    with contextlib.suppress(IntegrityError, StorageError):  # A record that cannot be read is among what was found.
+        while not is_checkpoint and (above := _parent_of(folder)) is not None:
+            folder = namespace.attempt_folder(folder.parent.parent, above.attempt)
+            if not folder.is_dir():
+                return f"its parent {folder.name} is not here: verified up to it\n"
+    return ""
 
 
 def migrations(report: Verification) -> list[dict[str, Any]]:

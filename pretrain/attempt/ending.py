@@ -24,7 +24,7 @@ from pretrain.evidence import incident, manifest, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.manifest_record import VERDICT, Best, Latest
 from pretrain.evidence.namespace import Parent
-from pretrain.evidence.writer import at_once
+from pretrain.evidence.writer import AttemptWriter, at_once
 from pretrain.loop import LoopParts, show
 from pretrain.machine.watchdog import Watchdog
 from pretrain.state import RunState
@@ -32,8 +32,14 @@ from pretrain.telemetry.sink import End, Note, Sink
 
 
 def publish(
-    parts: LoopParts, prepared: Prepared, run_dir: Path, parent: Parent | None, watchdog: Watchdog
+    parts: LoopParts,
+    prepared: Prepared,
+    run_dir: Path,
+    parent: Parent | None,
+    watchdog: Watchdog,
+    stalled: Answer,
 ) -> AttemptResult:
+    """Make the manifest, the last file of an attempt that is done. stalled: as of `record_stall`."""
     state, writer = parts.state, parts.writer
     found = []
     for step, value in state.ledger.best:
@@ -59,7 +65,8 @@ def publish(
     )
     parts.check_data()
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
-    watchdog.keep_quiet()  # A manifest that is being made public, and an outcome beside it, must not be.
+    # A manifest that is being made public, and an outcome beside it, must not be: a rename in flight may land yet.
+    watchdog.say_instead(partial(tell_stall, parts, run_dir, parts.sinks, stalled))
     sha256 = writer.patience(lambda: manifest.publish_manifest(writer.folder, record))
     times = time_lines(run_dir, writer.number, parts.spent.seconds())
     show(
@@ -81,7 +88,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     """Put the end of an attempt without a manifest on record, as far as the disk lets us, and show it."""
     state, writer = parts.state, parts.writer
     parts.spent.lose_the_rest()
-    newest = writer.saved[max(writer.saved)] if writer.saved else None
+    newest = _newest(writer)
     record = _outcome(state, run_dir, error, newest)
     writer.patience = at_once  # There is nothing more to lose that a resume would not have back.
     told: list[Callable[[], None]] = []
@@ -139,7 +146,20 @@ def record_stall(
     answer: is given the result that the main thread cannot return.
     """
     state, writer = parts.state, parts.writer
-    newest = writer.saved[max(writer.saved)] if writer.saved else None
+    with contextlib.suppress(StorageError):  # The disk may be what it hangs on; stderr has been told.
+        outcome.publish_outcome(writer.folder, _outcome(state, run_dir, error, _newest(writer)))
+        if not writer.closed:
+            writer.event("warning", state.step, text=stacks)
+            # Without it the attempt would count as killed; the time it hung is undone, as all after a checkpoint.
+            writer.event("end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
+    tell_stall(parts, run_dir, sinks, answer, error)
+
+
+def tell_stall(
+    parts: LoopParts, run_dir: Path, sinks: Sequence[Sink], answer: Answer, error: StalledError, stacks: str = ""
+) -> None:
+    """Tell of it on stdout and the screen, and leave nothing on the disk; stderr has the stacks already."""
+    state, writer = parts.state, parts.writer
     end = End(
         attempt=str(writer.folder),
         verdict=error.verdict,
@@ -148,11 +168,7 @@ def record_stall(
         advice=error.advice,
         run=str(run_dir),
     )
-    with contextlib.suppress(StorageError):  # The disk may be what it hangs on; stderr has been told.
-        outcome.publish_outcome(writer.folder, _outcome(state, run_dir, error, newest))
-        if not writer.closed:
-            writer.event("warning", state.step, text=stacks)
-    answer(AttemptResult(error.verdict, error.exit_code, writer.number, state.step, None, newest))
+    answer(AttemptResult(error.verdict, error.exit_code, writer.number, state.step, None, _newest(writer)))
     for sink in sinks:
         sink.emit(end)
 
@@ -160,6 +176,10 @@ def record_stall(
 def _advice(error: PretrainError) -> str | None:
     """Return the advice to show: what the disk said comes with its own, behind a semicolon."""
     return None if isinstance(error, StorageError) and "; " in str(error) else error.advice
+
+
+def _newest(writer: AttemptWriter) -> SavedCheckpoint | None:
+    return writer.saved[max(writer.saved)] if writer.saved else None
 
 
 def _last_incident(parts: LoopParts) -> str | None:

@@ -26,11 +26,13 @@ from pretrain.policy.recovery import TARGETS, LadderState, Target, is_behind_slo
 class Origin:
     """The attempt that was named, and the verified checkpoint to go on from; both None = it starts at step 0.
 
-    number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named
-    one where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named
-    attempt is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to
-    know. incidents: the files of the incidents up to the checkpoint, by path. is_replaceable: whether the one before
-    it will do where its files do not verify, because nobody has named it.
+    number: the attempt named. folder: the attempt in which the checkpoint lies, which is an ancestor of the named one
+    where none of its own verifies, and owner the config of that attempt. finished: the manifest when the named attempt
+    is done. passed_over: what lies there of newer checkpoints and is none, or does not verify, for a person to know.
+    noted: what is gone of incidents and older checkpoints. left: the steps of newer checkpoints in that folder that are
+    not gone on from although none of them was found to be damaged. incidents: the files of the incidents up to the
+    checkpoint, by path. is_replaceable: whether the one before it will do where its files do not verify, because nobody
+    has named it.
     """
 
     number: int
@@ -43,6 +45,8 @@ class Origin:
     finished: Manifest | None
     manifest_sha256: str | None
     passed_over: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
+    left: tuple[int, ...] = ()
     incidents: Mapping[str, bytes] = field(default_factory=dict)
     owner: RunConfig | None = None
     is_replaceable: bool = False
@@ -97,14 +101,18 @@ def find_origin(
         else:
             folder, parent, step = _beginning(run_dir, number, finished, manifest_sha256, faults)
     passed_over = [f"{fault}; going on from step {step}" for fault in faults]
-    passed_over += [text for one in dict.fromkeys((named, folder)) for text in _without_record(one, step)]
+    noted: list[str] = []
+    for name, text in (found for one in dict.fromkeys((named, folder)) for found in _without_record(one, step)):
+        (noted if _is_older(name, step) else passed_over).append(text)
     if expect_sha256 is not None and (parent is None or parent.record_sha256 != expect_sha256.lower()):
         found = parent.record_sha256 if parent is not None else "no record at all"
         raise IntegrityError(
             f"{named}: expected the parent's record to have SHA-256 {expect_sha256}, found {found}", *faults
         )
     if parent is None:
-        return Origin(number, config, environment, named, None, None, None, None, None, tuple(passed_over))
+        return Origin(
+            number, config, environment, named, None, None, None, None, None, tuple(passed_over), tuple(noted)
+        )
     place = checkpoint.folder_of(folder, step)
     is_newest = record is not None
     if record is None:
@@ -113,15 +121,17 @@ def find_origin(
         _verify_rows(place, record)
     count = record.scalars["ledger"]["incidents"]
     incidents = {incident.name_of(found): data for found, data in incident.read_incidents(folder, count)}
-    passed_over += [
+    noted += [
         f"{folder / name}: the file of an incident is gone"
         for name in map(incident.name_of, range(1, count + 1))
         if name not in incidents
     ]
+    # Where the newest that verifies was looked for, whatever is newer in its folder was found not to.
+    left = () if is_newest else tuple(found for found, _ in checkpoint.list_checkpoints(folder) if found > step)
     owner = config if folder == named else _config_of(folder, namespace.read_environment(folder))
     return Origin(
         *(number, config, environment, folder, parent, place, record, finished, manifest_sha256),
-        *(tuple(passed_over), incidents, owner),
+        *(tuple(passed_over), tuple(noted), left, incidents, owner),
         is_replaceable=is_newest and expect_sha256 is None,
     )
 
@@ -193,8 +203,14 @@ def damage_explained(run_dir: Path, place: Path) -> Iterator[None]:
         raise IntegrityError(*error.args, f"find out what changed it; {advice}") from error
 
 
-def _without_record(folder: Path, step: int) -> tuple[str, ...]:
-    """Say of what lies beside the checkpoints and is none: a save that a kill cut short, or a record that is gone."""
+def _is_older(name: str, step: int) -> bool:
+    """Whether it is the folder of an older checkpoint, as is left where a kill came while one was removed."""
+    digits = name.removeprefix("step_")
+    return digits != name and digits.isdecimal() and int(digits) < step
+
+
+def _without_record(folder: Path, step: int) -> tuple[tuple[str, str], ...]:
+    """Name, and say, what is none beside the checkpoints: a save that a kill cut short, or a record that is gone."""
     place = folder / "checkpoints"
     if place.is_symlink():
         raise IntegrityError(f"{place}: expected a folder, found a symlink")
@@ -202,7 +218,10 @@ def _without_record(folder: Path, step: int) -> tuple[str, ...]:
         return ()
     known = {found.name for _, found in checkpoint.list_checkpoints(folder)}
     return tuple(
-        f"{place / name} has no record: its save was cut short, or the record is gone; going on from step {step}"
+        (
+            name,
+            f"{place / name} has no record: its save was cut short, or the record is gone; going on from step {step}",
+        )
         for name, kind in files.walk(place)
         if "/" not in name and kind in ("folder", "link") and name not in known
     )

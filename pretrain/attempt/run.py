@@ -139,7 +139,7 @@ def resume_attempt(
             text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
-        for text in origin.passed_over:
+        for text in origin.passed_over + origin.noted:
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
@@ -154,10 +154,10 @@ def _while_it_is_read(origin: Origin) -> str:
 
 def _say_what_is_left(origin: Origin, sinks: Sequence[Sink]) -> None:
     """Tell that newer checkpoints of the attempt are not gone on from: what they led to stays in its folder alone."""
-    newer = [step for step, _ in checkpoint.list_checkpoints(origin.folder) if step > origin.step]
-    if newer:
+    if origin.left:
         text = (
-            f"going on from step {origin.step}: attempt {origin.folder.name} keeps steps up to {newer[-1]} for itself"
+            f"going on from step {origin.step}: attempt {origin.folder.name} keeps steps up to {origin.left[-1]} for "
+            "itself"
         )
         for sink in sinks:
             sink.emit(Note(kind="warning", text=text))
@@ -241,7 +241,7 @@ def _run_attempt(
         with memory_explained(
             parts.config, lambda: f"step {parts.state.step} is saved, and the manifest is to be made"
         ):
-            result = publish(parts, prepared, run_dir, parent, watchdog)
+            result = publish(parts, prepared, run_dir, parent, watchdog, stalled)
     except PretrainError as error:
         parts.sinks = sinks
         result = record_outcome(parts, run_dir, error)
@@ -351,7 +351,9 @@ def _work(
     writer.event("preflight", state.step, **prepared.preflight.fields())
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
-    for text in origin.passed_over if origin is not None else ():  # They were shown when they were found.
+    for text in (
+        origin.passed_over + origin.noted if origin is not None else ()
+    ):  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]

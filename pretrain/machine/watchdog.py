@@ -67,7 +67,7 @@ class Watchdog:
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self._timeout, self._clock, self._leave = timeout_seconds, clock, leave
-        self._last_words: LastWords | None = last_words
+        self._last_words = last_words
         self._over, self._speaking = threading.Event(), threading.Lock()
         self._teller, self._recorder = _Waiting("stalled: stderr"), _Waiting("stalled: record")
         self._thread: threading.Thread | None = None
@@ -88,10 +88,10 @@ class Watchdog:
             self._teller.close()
             self._recorder.close()
 
-    def keep_quiet(self) -> None:
-        """From now on only stderr is told; where the last words are being said already, this never returns."""
+    def say_instead(self, last_words: LastWords) -> None:
+        """From now on these are the last words; where the others are being said already, this never returns."""
         with self._speaking:
-            self._last_words = None
+            self._last_words = last_words
 
     def _watch(self) -> None:
         now = self._clock()
@@ -113,8 +113,7 @@ class Watchdog:
 
     def _record(self, error: StalledError, said: str) -> None:
         self._speaking.acquire()  # and never let go: a main thread that comes back comes to no manifest
-        if self._last_words is not None:
-            self._last_words(error, said)
+        self._last_words(error, said)
 
 
 def stacks() -> Iterator[str]:

@@ -19,7 +19,8 @@ class CheckpointSettings:
     num_best_checkpoints: checkpoints with the lowest validation loss to keep.
     keep_every_n_steps: keep every checkpoint whose step is a multiple of this; null = none.
     storage_wait_seconds: how long the run waits for space where a checkpoint, a row or a record meets a full disk or a
-      quota, and tries again, before it ends with exit code 6; 0 = it ends at once.
+      quota, and tries again, before it ends with exit code 6; 0 = it ends at once. The start of an attempt, until its
+      folder and its files are there, waits for nothing, since nothing is at stake yet.
     on_low_disk: what is done at the start where the disk of `run.dir` has less room than the run is estimated to need:
       `warn` says so and begins, `refuse` ends with exit code 6 before anything is written.
     """

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,9 @@ def test_verify_a_lineage_of_three(stopped: Path) -> None:
     answer = pretrain("verify-manifest", stopped, "--lineage", "--json")
     assert (answer.code, answer.json["ok"]) == (3, True)
     assert [one["changed"] for one in answer.json["lineage"]] == [[], ["shard_00000.safetensors"]]
+    shutil.rmtree(stopped / "attempts/0001")
+    answer = pretrain("verify-manifest", stopped, "--lineage")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "its parent 0001 is not here: verified up to it")
 
 
 def test_verify_of_an_unfinished_attempt(stopped: Path) -> None:

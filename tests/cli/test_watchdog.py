@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import lineage
+from pretrain.attempt.goodput import goodput_of
 from tests.cli.calling import pretrain
 from tests.tiny import write_config
 
@@ -34,11 +35,15 @@ def accumulate(*words):
         time.sleep(0.5)  # so that the watchdog has looked at the same number before and afterwards
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.5)
-    elif len(calls) == 5:
+    elif len(calls) == 5 and how != "manifest":
         if how == "disk":
             files.publish = lambda *_: os.read(reading, 1)
         os.read(reading, 1)
     return real(*words)
+
+if how == "manifest":  # half of it is written, and the rest, or its rename, may come to be or not
+    from pretrain.evidence import manifest
+    manifest.publish_manifest = lambda *_: os.read(reading, 1)
 
 steps.accumulate = accumulate
 main()
@@ -76,9 +81,10 @@ def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
     answer = json.loads(out)
     assert (answer["verdict"], answer["exit_code"], answer["checkpoint"]) == ("stalled", 8, record["checkpoint"])
     assert record["resume"] in err
-    last = json.loads((attempt / "events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["step"]) == ("warning", 4)
-    assert "thread MainThread:" in last["text"]
+    warned, last = map(json.loads, (attempt / "events.jsonl").read_text().splitlines()[-2:])
+    assert (warned["event"], warned["step"], last["event"], last["verdict"]) == ("warning", 4, "end", "stalled")
+    assert "thread MainThread:" in warned["text"]
+    assert goodput_of(tmp_path / "read", 1).unended == 0, "which is no kill"
     assert not (tmp_path / "disk/attempts/0001/outcome.json").exists(), "the disk was what it hung on"
 
     whole = pretrain("train", "--config", tmp_path / "text.yaml", f"run.dir={tmp_path / 'whole'}", "--json", "--quiet")
@@ -88,6 +94,20 @@ def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
         assert (resumed.code, resumed.json["checkpoint"]) == (0, whole.json["checkpoint"])
         streams = [tmp_path / name / "metrics.jsonl" for name in (f"{how}/attempts/0002", "whole/attempts/0001")]
         assert streams[0].read_bytes() == streams[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_manifest_that_hangs_has_its_answer_and_no_outcome(tmp_path: Path) -> None:
+    with hangs("manifest", tmp_path, 2) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 8, err
+    answer = json.loads(out)
+    assert (answer["verdict"], answer["exit_code"], answer["manifest_sha256"]) == ("stalled", 8, None)
+    assert answer["checkpoint"]["step"] == answer["step"]
+    attempt = tmp_path / "manifest/attempts/0001"
+    assert not [name for name in ("manifest.json", "outcome.json") if (attempt / name).exists()]
+    resumed = pretrain("resume", "--attempt", tmp_path / "manifest", "training.watchdog_timeout_seconds=0", "--json")
+    assert (resumed.code, resumed.json["verdict"]) == (0, "done")
 
 
 @pytest.mark.slow

@@ -51,14 +51,12 @@ def main() -> int:
         keep=arguments.keep,
     ):
         print(found.line(), flush=True)
+        for one in found.wrong:
+            print(f"\nWRONG {one.layer} {one.point}: {one.what}" + (f"\nagain: {one.command}\n" if one.point else "\n"))
         done.append(found)
     wrong = [one for found in done for one in found.wrong]
     seconds = time.monotonic() - began
     print(f"{'all':<5} {sum(found.points for found in done):>7} {len(wrong):>5} {seconds:>9.1f} {arguments.seed:>5}")
-    for one in wrong:
-        print(f"\nWRONG {one.layer} {one.point}: {one.what}")
-        if one.point:
-            print(f"again: {one.command}")
     for found in done:
         if found.skipped:
             print(f"\nSKIPPED {found.layer.name}: {found.skipped}; {found.layer.title}: that is not tested here")

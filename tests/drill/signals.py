@@ -106,7 +106,9 @@ class Signals:
         moment = re.fullmatch(r"after (\S+) s", sent[0][0])
         module = ["pretrain"] if moment else ["tests.drill.standing", ",".join(phase for phase, _ in sent)]
         with log.open("wb") as said:
-            process = subprocess.Popen([sys.executable, "-m", *module, *words], cwd=ROOT, stdout=said, stderr=said)
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module, *words], cwd=ROOT, stdout=said, stderr=said, preexec_fn=_listening
+            )
         try:
             for phase, names in sent:
                 if moment:
@@ -150,6 +152,11 @@ def _code(phase: str, names: Sequence[str]) -> int:
     if names == ["SIGCONT"] or (phase in BEHIND and len(names) == 1):
         return 0
     return 75 if len(names) == 1 else 128 + signal.Signals[names[-1]]
+
+
+def _listening() -> None:
+    """A drill under nohup ignores SIGHUP, and so would all that it starts."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _stands(process: subprocess.Popen[bytes]) -> bool:

@@ -152,6 +152,7 @@ def test_publish_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     for faulty, raised in faults(monkeypatch, prepare):
         found = names(tmp_path)
         assert (raised is not None) == (len(faulty.calls) >= faulty.at)
+        assert ".tmp-" not in str(raised), "the folder is named as it would have been"
         assert [name for name in found if not name.startswith(".tmp-")] in ([], whole)
         if not faulty.unlink_failed:
             assert found in ([], whole)

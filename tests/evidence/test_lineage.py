@@ -597,9 +597,11 @@ def test_a_manifest_that_was_rewritten_is_found_by_an_unfinished_child(child: tu
         assert [one.sound for one in found] == [False, False]
 
 
-def test_a_lineage_ends_where_an_ancestor_is_gone(youngest: Path) -> None:
+def test_a_lineage_ends_where_an_ancestor_is_gone(youngest: Path, tmp_path: Path) -> None:
+    assert lineage.cut_text(youngest) == ""
     shutil.rmtree(youngest.parent / "0001")
     assert [one.ok for one in lineage.verify_lineage(youngest)] == [True, True]
+    assert lineage.cut_text(youngest) == "its parent 0001 is not here: verified up to it\n"
     shutil.rmtree(youngest.parent / "0002/checkpoints/step_00000006")
     found = lineage.verify_lineage(youngest)
     assert [one.missing for one in found] == [(), ("checkpoint.json",)]
@@ -607,6 +609,8 @@ def test_a_lineage_ends_where_an_ancestor_is_gone(youngest: Path) -> None:
     shutil.rmtree(youngest.parent / "0002")
     (only,) = lineage.verify_lineage(youngest)
     assert (only.ok, only.parent_ok) == (True, None)
+    assert lineage.cut_text(youngest) == "its parent 0002 is not here: verified up to it\n"
+    assert lineage.cut_text(shutil.copytree(youngest, tmp_path / "elsewhere")) == lineage.cut_text(youngest)
 
 
 def test_a_lineage_through_a_manifest(child: tuple[Path, Path]) -> None:

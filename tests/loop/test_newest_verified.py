@@ -100,6 +100,7 @@ def test_a_torn_one_is_passed_over_to_the_same_end(made: Path, run: Path, tear: 
     (told,) = (text for text in warnings if "passed over" in text)
     assert f"{attempt / NEWEST} does not verify and is passed over: " in told
     assert told.endswith("; going on from step 12")
+    assert not any("for itself" in text for text in warnings), "what is damaged is nothing to keep"
     events = [json.loads(line) for line in (newest_attempt(run) / "events.jsonl").read_text().splitlines()]
     assert told in [event.get("text") for event in events if event["event"] == "warning"]
     assert tree(attempt) == before

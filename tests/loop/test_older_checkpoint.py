@@ -31,7 +31,8 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 def test_it_comes_to_the_same_bytes_and_leaves_the_parent_alone(made: Path, run: Path) -> None:
     before = contents(run / "attempts/0001")
-    assert go_on(run, step=4).verdict == "done"
+    answer = pretrain("resume", "--attempt", run, "--checkpoint", 4)
+    assert (answer.code, "attempt 0001 keeps steps up to 14 for itself" in answer.err) == (0, True)
     assert contents(run / "attempts/0001") == before
     assert end_of(run) == end_of(made / "whole")
     assert pretrain("verify-manifest", run, "--lineage").code == 0
@@ -69,3 +70,9 @@ def test_s23_require_latest_refuses_what_would_be_passed_over(run: Path) -> None
     assert pretrain("resume", "--attempt", run, "--require-latest", "--checkpoint", 8).code == 2
     assert contents(run) == before
     assert go_on(run).verdict == "done"
+
+
+def test_s23_require_latest_is_not_about_what_a_kill_left_of_an_older_one(run: Path) -> None:
+    (run / "attempts/0001/checkpoints/step_00000004/checkpoint.json").unlink()
+    answer = pretrain("resume", "--attempt", run, "--require-latest")
+    assert (answer.code, "step_00000004 has no record" in answer.err) == (0, True)

@@ -113,21 +113,23 @@ def test_a_screen_that_takes_nothing_keeps_neither_record_nor_process(monkeypatc
     process.dog.close()
 
 
-def test_once_it_is_quiet_only_stderr_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    process = Process(Clock())
-    process.dog.keep_quiet()
+def test_it_says_what_it_was_told_last_to_say() -> None:
+    process, said = Process(Clock()), []
+    process.dog.say_instead(lambda error, stacks: said.append((error.verdict, stacks)))
     process.dog.start()
     assert process.over.wait(PATIENCE_SECONDS)
     process.dog.close()
     assert (process.codes, process.said) == ([8], [])
-    assert capsys.readouterr().err.startswith("pretrain: stalled: nothing has moved")
+    ((verdict, stacks),) = said
+    assert verdict == "stalled"
+    assert "thread MainThread:" in stacks
 
 
 def test_a_main_thread_that_comes_back_during_the_last_words_goes_no_further() -> None:
     process = Process(Clock())
     process.dog.start()
     assert process.over.wait(PATIENCE_SECONDS)
-    comes_back = threading.Thread(target=process.dog.keep_quiet, daemon=True)
+    comes_back = threading.Thread(target=process.dog.say_instead, args=(process._hear,), daemon=True)
     comes_back.start()
     comes_back.join(0.2)
     assert comes_back.is_alive()
