@@ -17,6 +17,7 @@ from tests.loop.forks import Forks, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
 
 SEEDS = 10
+BIRTH = 10  # changes of the disk, at the most, within which an attempt has not been born yet
 KILLS = {True: 100, False: 25}
 
 
@@ -37,7 +38,7 @@ class Variant:
 VARIANTS = {
     "plain": Variant(every=2, reach=160, steps=3),
     "every-step": Variant(every=1, reach=90, steps=2),
-    "seldom": Variant(every=30, reach=140, steps=14),
+    "seldom": Variant(every=30, reach=170, steps=14),
     "coprime": Variant(every=3, reach=110, steps=3, epoch=7),
 }
 # Data of which an epoch is so many steps of one micro-batch of two windows.
@@ -77,7 +78,8 @@ class Lineages:
         assert run.kinds == {"unborn": 3}, f"attempt 0001 stood before its birth was over: {run.lives}"
         before = run.newest_step()
         while len(run.lives) < int(kills) - 7:
-            run.live(kill_at=chance.randint(1, variant.reach), torn=chance.random() < 0.5)
+            reach = BIRTH if len(run.lives) % 15 == 0 else variant.reach
+            run.live(kill_at=chance.randint(1, reach), torn=chance.random() < 0.5)
             assert run.newest_step() >= before, f"the run went back: {run.lives[-1]}"
             before = run.newest_step()
         for place, kill_at in ((f"step_{steps:08}", 1), (f"step_{steps:08}", 20), ("manifest.json", 1)):
