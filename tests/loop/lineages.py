@@ -9,7 +9,9 @@ from pretrain import files, lineage
 from pretrain.config import to_yaml
 from pretrain.evidence import checkpoint, namespace
 from tests.loop.forks import Forks, Life, Order
-from tests.tiny import tiny
+from tests.tiny import tiny, train
+
+KEPT = ("checkpoint.keep_every_n_steps=4", "model.layers=1", "training.max_steps=16")
 
 End = tuple[str, bytes, tuple[bytes, ...]]
 Tree = dict[str, tuple[str, int, str]]
@@ -25,6 +27,13 @@ def small_config(folder: Path, task: str, max_steps: int, every: int, *more: str
     path = folder / f"small-{task}.yaml"
     path.write_text(to_yaml(tiny(folder, task, *overrides)))
     return path
+
+
+def whole_and_stopped(folder: Path) -> Path:
+    """Leave two runs of 16 steps in `folder`, `whole` and one that was `stopped` after 14; every fourth is kept."""
+    train(tiny(folder, "text", *KEPT, run="whole"))
+    train(tiny(folder, "text", *KEPT, run="stopped"), 14)
+    return folder
 
 
 def tree(folder: Path) -> Tree:

@@ -14,11 +14,10 @@ from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
 from pretrain.machine.signals import StopRequest
 from tests.cli.calling import flip, pretrain
-from tests.loop.lineages import end_of, tree
+from tests.loop.lineages import end_of, tree, whole_and_stopped
 from tests.loop.probes import Unsynced, newest_attempt
-from tests.tiny import Recorder, go_on, tiny, train
+from tests.tiny import Recorder, go_on
 
-KEPT = ("checkpoint.keep_every_n_steps=4", "model.layers=1", "training.max_steps=16")
 NEWEST = "checkpoints/step_00000014"
 SHARD = f"{NEWEST}/shard_00000.safetensors"
 RECORD = f"{NEWEST}/checkpoint.json"
@@ -31,10 +30,7 @@ def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    train(tiny(folder, "text", *KEPT, run="whole"))
-    train(tiny(folder, "text", *KEPT, run="stopped"), 14)
-    return folder
+    return whole_and_stopped(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

@@ -9,19 +9,14 @@ import pytest
 from pretrain.attempt.origin import checkpoints_of
 from pretrain.errors import ConfigError, IntegrityError
 from tests.cli.calling import contents, flip, pretrain
-from tests.loop.lineages import end_of
+from tests.loop.lineages import end_of, whole_and_stopped
 from tests.loop.probes import newest_attempt
-from tests.tiny import go_on, tiny, train
-
-KEPT = ("checkpoint.keep_every_n_steps=4", "model.layers=1", "training.max_steps=16")
+from tests.tiny import go_on
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    train(tiny(folder, "text", *KEPT, run="whole"))
-    train(tiny(folder, "text", *KEPT, run="stopped"), 14)
-    return folder
+    return whole_and_stopped(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

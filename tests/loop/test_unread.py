@@ -10,11 +10,10 @@ import pytest
 
 from pretrain import files
 from tests.cli.calling import Answer, flip, pretrain
-from tests.loop.lineages import end_of, tree
+from tests.loop.lineages import end_of, tree, whole_and_stopped
 from tests.loop.probes import Unsynced, newest_attempt
-from tests.tiny import go_on, tiny, train
+from tests.tiny import go_on
 
-KEPT = ("checkpoint.keep_every_n_steps=4", "model.layers=1", "training.max_steps=16")
 FIELDS = {"ok", "manifest_sha256", "unfinished", "extra", "missing", "changed", "unsafe", "parent_ok"}
 ADVICE = "put back"
 
@@ -56,10 +55,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    train(tiny(folder, "text", *KEPT, run="whole"))
-    train(tiny(folder, "text", *KEPT, run="stopped"), 14)
-    return folder
+    return whole_and_stopped(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
