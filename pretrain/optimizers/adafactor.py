@@ -1,21 +1,22 @@
-"""Adafactor, PyTorch's own, with its whole state in place before the first step, and with GaLore on request."""
+"""Adafactor, with its whole state in place before the first step, and with GaLore on request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pretrain.optimizers.combined import combine
+from pretrain.optimizers.factored import FACTORED, factored_moments, factored_step
 from pretrain.optimizers.galore import galore, split_by_galore
 from pretrain.optimizers.groups import BY_ROLE, SMALLEST_EPS, NamedParameters, RoleGroups, Roles, parameter_groups
-from pretrain.optimizers.low_rank import FACTORED
+from pretrain.optimizers.low_rank import new_count, state_type
 from pretrain.registry import limited
 
 
 @dataclass(frozen=True)
 class AdafactorSettings:
-    """Adafactor (Shazeer and Stern, arXiv 1804.04235), PyTorch's: second moments as row and column means, no first.
+    """Adafactor (Shazeer and Stern, arXiv 1804.04235): second moments as row and column means, no first.
 
     lr: peak of the relative step: a parameter moves by min(lr, 1 / sqrt(step)) times its own root mean square, so past
       step 1 / lr^2 the rate falls whatever the scheduler says; the scheduler multiplies it.
@@ -53,20 +54,42 @@ class AdafactorSettings:
     galore_max_dim: int = limited(8192, at_least=1)
 
 
+class Adafactor(torch.optim.Optimizer):
+    """The rule of `factored.py` over every parameter; weight decay comes before the step, as AdamW's does.
+
+    The steps are those of `torch.optim.Adafactor`, which waits for the device three times for each parameter and fails
+    on parameters that are spread over processes. State, there from the start: `step`, and `row_var` and `col_var` of
+    the last two dimensions, or `variance` of a vector, at least float32.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            self.state[parameter] = {"step": new_count(parameter), **factored_moments(parameter)}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients as they are; a parameter without one stays."""
+        for group in self.param_groups:
+            for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
+                state = self.state[parameter]
+                state["step"] += 1
+                update = factored_step(parameter.grad.to(state_type(parameter)), state, group, parameter)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(update.to(parameter.dtype))
+
+
 def build_adafactor(
     settings: AdafactorSettings, named_parameters: NamedParameters, roles: Roles
 ) -> torch.optim.Optimizer:
-    """Adafactor over the groups of `roles`; with two dimensions and more, the last two are factored.
-
-    State of each, there from the start: `step`, and `row_var` and `col_var`, or `variance` of a vector, in its type.
-    PyTorch's step waits for the device three times for each parameter.
-    """
+    """Adafactor over the groups of `roles`; with two dimensions and more, the last two are factored."""
     low, plain = split_by_galore(settings, named_parameters, roles)
-    return combine([galore(_groups(settings, low, roles), FACTORED, settings), _plain(_groups(settings, plain, roles))])
+    others = Adafactor(_groups(settings, plain, roles)) if plain else None
+    return combine([galore(_groups(settings, low, roles), FACTORED, settings), others])
 
 
 def _groups(settings: AdafactorSettings, named: NamedParameters, roles: Roles) -> list[dict[str, Any]]:
-    """The groups with the keys that PyTorch's Adafactor reads."""
+    """The groups with the keys that the rule reads."""
     return [
         group
         | {
@@ -76,25 +99,3 @@ def _groups(settings: AdafactorSettings, named: NamedParameters, roles: Roles) -
         }
         for group in parameter_groups(settings, named, roles)
     ]
-
-
-def _plain(groups: list[dict[str, Any]]) -> torch.optim.Adafactor | None:
-    if not groups:
-        return None
-    optimizer = torch.optim.Adafactor(groups)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                **_moments(parameter.detach()),
-            }
-    return optimizer
-
-
-def _moments(parameter: Tensor) -> dict[str, Tensor]:
-    if parameter.dim() < 2:
-        return {"variance": torch.zeros_like(parameter)}
-    return {
-        "row_var": torch.zeros_like(parameter[..., :1], memory_format=torch.contiguous_format),
-        "col_var": torch.zeros_like(parameter[..., :1, :], memory_format=torch.contiguous_format),
-    }

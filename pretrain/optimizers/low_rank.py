@@ -1,6 +1,5 @@
 """What the optimizers with moments of low rank share: the side to project, the state, and the rules of moments."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +33,8 @@ class Rule:
     """How moments turn a projected gradient into a step.
 
     make(like): the moments before the first step for a gradient of shape, type and device of `like`.
-    step(gradient, count, state, group, parameter): moves the moments on by the gradient of number `count`, from 1, and
-    returns what is to be subtracted, of the gradient's shape, the learning rate in it.
+    step(gradient, count, state, group, parameter): moves the moments on by the gradient of number `count`, from 1,
+    which `step` of the state is by then, and returns what is to be subtracted, of the gradient's shape, the rate in it.
     """
 
     make: Callable[[Tensor], State]
@@ -95,30 +94,4 @@ def _adam_step(gradient: Tensor, count: int, state: State, group: Group, paramet
     return adam_direction(gradient, count, state, group).mul_(group["lr"])
 
 
-def _factored_moments(like: Tensor) -> State:
-    return {"row_var": like.new_zeros(like.shape[0], 1), "col_var": like.new_zeros(1, like.shape[1])}
-
-
-def _factored_step(gradient: Tensor, count: int, state: State, group: Group, parameter: Tensor) -> Tensor:
-    """Adafactor (Shazeer and Stern, arXiv 1804.04235) in the form of `torch.optim.Adafactor`, whose keys a group has.
-
-    Relative to the RMS of the whole weight, as the step of the plain matrix is.
-    """
-    eps, smallest = group["eps"]
-    row, column = state["row_var"], state["col_var"]
-    weight = count ** group["beta2_decay"]
-    square = gradient.square()
-    row.lerp_(square.mean(dim=1, keepdim=True), weight)
-    column.lerp_(square.mean(dim=0, keepdim=True), weight)
-    second = row @ column / row.mean().clamp(min=eps)
-    update = second.clamp_(min=eps * eps).rsqrt_().mul_(gradient)
-    size = max(smallest, _rms(parameter)) * min(group["lr"], 1 / math.sqrt(count))
-    return update.mul_(size / max(1.0, _rms(update) / group["d"]))
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor)) / math.sqrt(tensor.numel())
-
-
 ADAM = Rule(adam_moments, _adam_step)
-FACTORED = Rule(_factored_moments, _factored_step)
