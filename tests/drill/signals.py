@@ -18,7 +18,7 @@ from unittest import mock
 from pretrain.attempt import resume_attempt
 from pretrain.config import RunConfig, load
 from pretrain.evidence import checkpoint, namespace
-from pretrain.machine.signals import StopRequest
+from pretrain.machine.signals import STOP_SIGNALS, StopRequest
 from tests.drill.layer import Layer
 from tests.loop.lineages import Tree, end_of, small_config, tree
 from tests.tiny import train
@@ -155,8 +155,9 @@ def _code(phase: str, names: Sequence[str]) -> int:
 
 
 def _listening() -> None:
-    """A drill under nohup ignores SIGHUP, and so would all that it starts."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """A drill under nohup ignores SIGHUP, one in the background of a script SIGINT, and so would all that it starts."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _stands(process: subprocess.Popen[bytes]) -> bool:

@@ -1,5 +1,8 @@
 """What goes through a layer counts its bad points, wants enough of them, and never passes over what cannot be made."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,3 +49,18 @@ def test_a_layer_that_cannot_be_made_here_is_told_as_skipped(tmp_path: Path) -> 
     found = drill(replace(LAYER, missing=lambda: "no such tool"), tmp_path, seed=0, whole=True)
     assert (found.points, found.wrong) == (0, ())
     assert found.line().startswith("L0    SKIPPED: no such tool")
+
+
+def test_a_drill_in_the_background_of_a_script_is_as_good_as_any() -> None:
+    """There SIGINT is ignored, under nohup SIGHUP, and a process has that from the one that starts it."""
+
+    def in_the_background() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    words = ["-m", "tests.drill", "--layer", "L3", "--point", "second save=SIGHUP+SIGINT"]
+    ended = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, preexec_fn=in_the_background
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[1].split()[:3] == ["L3", "1", "0"]
