@@ -2,8 +2,11 @@
 
 The runs of a seed have the same data and number of steps; the two mixtures differ in the balancing alone. Exit code 0
 says that the mean loss of the balanced mixture, on text that no step has seen, is below that of the dense model; that
-without balancing the alarm of dead experts came in every run; and that with it, over the second half of every run, no
-expert had less than a quarter of an equal share.
+without balancing the alarm of dead experts came in every run; and that with it the alarm came in none, and no expert
+had less than a quarter of an equal share at any look of the second half.
+
+The balancing is the bias at its default speed with an auxiliary loss beside it, large since the run is short: a router
+has made up its mind in fewer steps than the bias alone takes to reach it.
 """
 
 import argparse
@@ -29,7 +32,7 @@ COUNT = 8
 WATCHED = "monitors.experts.every_n_steps=20"
 KINDS: dict[str, tuple[str, ...]] = {
     "dense": (),
-    "balanced": (f"model.experts={{count: {COUNT}, top_k: 2, balance: 0.001}}", WATCHED),
+    "balanced": (f"model.experts={{count: {COUNT}, top_k: 2, balance: 0.001, auxiliary_weight: 0.1}}", WATCHED),
     "unbalanced": (f"model.experts={{count: {COUNT}, top_k: 2, balance: 0}}", WATCHED),
 }
 Rows = list[dict[str, Any]]
@@ -40,8 +43,9 @@ class Found:
     """What a run came to.
 
     loss: on text that no step has seen, after the last one, in nats per byte. parameters, active: of the model, and of
-    those that one position meets. smallest_share: the least load of an expert in the second half of the run, as a part
-    of an equal one, 1.0 being an equal one; None of a dense model. dead: how many experts the alarm was raised for.
+    those that one position meets. smallest_share: the least load of an expert at a look of the second half of the run,
+    as a part of an equal one, 1.0 being an equal one; None of a dense model. dead: how many experts the alarm was
+    raised for.
     """
 
     kind: str
@@ -70,17 +74,13 @@ def run(kind: str, seed: int, steps: int, folder: Path, extra: Iterable[str] = (
 
 
 def least_share(rows: Rows) -> float | None:
-    """Return the smallest load of an expert over the second half of a run, as a part of an equal one.
+    """Return the smallest load of an expert at a look of the second half of a run, as a part of an equal one.
 
-    The load is the mean over the looks of that half, each of which is at one step of 2,048 positions.
+    A look is at one step of 2,048 positions.
     """
     half = max(row["step"] for row in rows if row["event"] == "step") / 2
-    loads: defaultdict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["event"] == "monitor" and row["name"] == "experts" and row["step"] > half:
-            for expert, share in row["values"]["load"].items():
-                loads[expert].append(share * COUNT)
-    return min(map(fmean, loads.values())) if loads else None
+    looks = [row for row in rows if row["event"] == "monitor" and row["name"] == "experts" and row["step"] > half]
+    return min((share * COUNT for row in looks for share in row["values"]["load"].values()), default=None)
 
 
 def dead(rows: Rows) -> int:
@@ -93,12 +93,15 @@ def verdicts(found: Iterable[Found]) -> dict[str, bool]:
     by_kind: defaultdict[str, list[Found]] = defaultdict(list)
     for one in found:
         by_kind[one.kind].append(one)
-    shares = [one.smallest_share or 0.0 for one in by_kind["balanced"]]
+    balanced = by_kind["balanced"]
     losses = {kind: fmean(one.loss for one in runs) for kind, runs in by_kind.items()}
     return {
         "the mean loss of the balanced mixture is below that of the dense model": losses["balanced"] < losses["dense"],
         "without balancing the alarm of dead experts came in every run": all(one.dead for one in by_kind["unbalanced"]),
-        "with it no expert had less than a quarter of an equal share": min(shares) >= STARVED,
+        "with it it came in none": not any(one.dead for one in balanced),
+        "and no expert had less than a quarter of an equal share": all(
+            (one.smallest_share or 0.0) >= STARVED for one in balanced
+        ),
     }
 
 

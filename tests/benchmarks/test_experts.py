@@ -15,9 +15,9 @@ def look(step: int, *shares: float) -> dict[str, Any]:
     return {"event": "monitor", "name": "experts", "step": step, "values": {"load": load}}
 
 
-def test_the_least_share_is_of_the_second_half_of_a_run() -> None:
-    rows = [look(20, 0.0, 1.0), look(40, 0.1, 0.9), look(60, 0.2, 0.8), {"event": "step", "step": 60}]
-    assert PARTS["least_share"](rows) == pytest.approx(PARTS["COUNT"] * 0.15)
+def test_the_least_share_is_that_of_the_worst_look_of_the_second_half_of_a_run() -> None:
+    rows = [look(20, 0.0, 1.0), look(40, 0.9, 0.1), look(60, 0.2, 0.8), {"event": "step", "step": 60}]
+    assert PARTS["least_share"](rows) == pytest.approx(PARTS["COUNT"] * 0.1)
     assert PARTS["least_share"](rows[-1:]) is None
 
 
@@ -36,9 +36,10 @@ def test_an_expert_is_dead_once_however_often_the_alarm_comes() -> None:
 @pytest.mark.parametrize(
     ("loss", "share", "dead", "idle", "expected"),
     [
-        (1.0, 0.9, 0, 3, [True] * 3),
-        (1.2, 0.9, 0, 3, [False, True, True]),
-        (1.0, 0.2, 1, 0, [True, False, False]),
+        (1.0, 0.9, 0, 3, [True] * 4),
+        (1.2, 0.9, 0, 3, [False, True, True, True]),
+        (1.0, 0.9, 1, 3, [True, True, False, True]),
+        (1.0, 0.2, 0, 0, [True, False, True, False]),
     ],
 )
 def test_what_is_shown(loss: float, share: float, dead: int, idle: int, expected: list[bool]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.drill.layer import Layer
 from tests.drill.run import drill
+from tests.drill.signals import ROOT
 
 
 class TwoPoints:
@@ -60,7 +61,7 @@ def test_a_drill_in_the_background_of_a_script_is_as_good_as_any() -> None:
 
     words = ["-m", "tests.drill", "--layer", "L3", "--point", "second save=SIGHUP+SIGINT"]
     ended = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120, preexec_fn=in_the_background
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, preexec_fn=in_the_background
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.splitlines()[1].split()[:3] == ["L3", "1", "0"]
