@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # What the system says against a path, rather than against the disk below it.
 _OF_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR}
+
+# What the words of the command line can be wrong in; the module that Typer keeps it in differs from version to version.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 application = typer.Typer(
     name="pretrain",
@@ -315,9 +318,12 @@ def _refuse(error: PretrainError, as_json: bool) -> int:
     """Tell why, and return the exit code, which stands whether or not anybody could be told."""
     tell(str(error))
     if as_json:
-        answer = {"verdict": error.verdict, "exit_code": error.exit_code, "reason": str(error)}
-        written(sys.stdout, json_text(answer))
+        written(sys.stdout, json_text(_refusal(error)))
     return error.exit_code
+
+
+def _refusal(error: PretrainError) -> dict[str, Any]:
+    return {"verdict": error.verdict, "exit_code": error.exit_code, "reason": str(error)}
 
 
 def _fault_of(error: OSError) -> PretrainError:
@@ -337,7 +343,12 @@ def main() -> None:
     leaving.forget_guests()
     prepare_streams()
     try:
-        application()
+        raise SystemExit(application(standalone_mode=False))
+    except _UsageError as error:
+        error.show()
+        if "--json" in sys.argv[1:]:
+            written(sys.stdout, json_text(_refusal(ConfigError(error.format_message()))))
+        raise SystemExit(ConfigError.exit_code) from None
     except OSError as error:  # of the text of --help: a command's own faults have become exit codes
         tell(f"stdout: the answer cannot be written: {error.strerror or error}")
         with contextlib.suppress(OSError, ValueError):

@@ -77,4 +77,6 @@ def refuse_passed_over(origin: Origin) -> None:
     """Raise IntegrityError where something newer than the checkpoint of `origin` is none, or does not verify."""
     if origin.passed_over:
         first, *rest = origin.passed_over
-        raise IntegrityError(f"--require-latest: {first}", *rest)
+        raise IntegrityError(
+            f"--require-latest: {first}", *rest, f"without --require-latest the resume goes on from step {origin.step}"
+        )

@@ -61,6 +61,10 @@ class Origin:
         """Return the completed steps to go on from."""
         return self.record.step if self.record is not None else 0
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a child tells of: what is passed over for this checkpoint, and what is gone."""
+        return (*(f"{what}; passed over, going on from step {self.step}" for what in self.passed_over), *self.noted)
+
     def make_durable(self) -> None:
         """Make the name of the record that a child binds durable: its writer may have been killed before that."""
         if self.parent is not None and self.checkpoint is not None:
@@ -100,7 +104,7 @@ def find_origin(
             folder, parent, step = named, Parent(number, "checkpoint", record.record_sha256), record.step
         else:
             folder, parent, step = _beginning(run_dir, number, finished, manifest_sha256, faults)
-    passed_over = [f"{fault}; going on from step {step}" for fault in faults]
+    passed_over = list(faults)
     noted: list[str] = []
     for name, text in (found for one in dict.fromkeys((named, folder)) for found in _without_record(one, step)):
         (noted if _is_older(name, step) else passed_over).append(text)
@@ -154,7 +158,7 @@ def _newest_that_verifies(folder: Path, damaged: Mapping[Path, str]) -> tuple[Ch
                 reason = str(error)
             else:
                 return record, faults
-        faults.append(f"{place} does not verify and is passed over: {reason}")
+        faults.append(f"{place} does not verify: {reason}")
     return None, faults
 
 
@@ -220,7 +224,7 @@ def _without_record(folder: Path, step: int) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             name,
-            f"{place / name} has no record: its save was cut short, or the record is gone; going on from step {step}",
+            f"{place / name} has no record: its save was cut short, or the record is gone",
         )
         for name, kind in files.walk(place)
         if "/" not in name and kind in ("folder", "link") and name not in known

@@ -33,3 +33,15 @@ def refuse_old_run(run_dir: Path) -> None:
             f"run.dir: {run_dir} already holds attempts; go on with `{resume_command(run_dir)}`, "
             "or choose another run.dir"
         )
+
+
+def refuse_another_folder(named: str, before: str, run_dir: Path) -> None:
+    """Refuse a resume whose overrides name another run.dir than the run that it goes on with.
+
+    named, before: `run.dir` with the overrides, and without.
+    """
+    if named != before and Path(named).resolve() != run_dir.resolve():
+        raise ConfigError(
+            f"run.dir: a resume opens its attempt in the run that it goes on with, {run_dir}, found {named}; leave "
+            "run.dir out, or move or copy the whole folder and resume it there"
+        )

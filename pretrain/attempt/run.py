@@ -15,7 +15,7 @@ from pretrain.attempt.memory_snapshot import MemorySnapshot
 from pretrain.attempt.migration import Keys, child_config, jump, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words, observed
 from pretrain.attempt.origin import Origin, find_origin, find_targets
-from pretrain.attempt.places import check_readable, refuse_old_run, refuse_unusable
+from pretrain.attempt.places import check_readable, refuse_another_folder, refuse_old_run, refuse_unusable
 from pretrain.attempt.prepare import (
     Prepared,
     csv_columns,
@@ -111,6 +111,7 @@ def resume_attempt(
                 if require_latest:
                     refuse_passed_over(origin)
                 config, migrated = child_config(origin, overrides, migrate=migrate)
+                refuse_another_folder(config.run.dir, origin.config.run.dir, run_dir)
                 if config.run.dir != str(run_dir):
                     config = replace(config, run=RunSettings(dir=str(run_dir)))
                     check_readable(config)
@@ -139,7 +140,7 @@ def resume_attempt(
             text = f"attempt {number:04d} is not the newest: this branches off and leaves attempt {newest:04d} as it is"
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
-        for text in origin.passed_over + origin.noted:
+        for text in origin.warnings():
             for sink in sinks:
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
@@ -351,9 +352,7 @@ def _work(
     writer.event("preflight", state.step, **prepared.preflight.fields())
     begin = beginning(prepared.config, prepared.data, parts, origin, prepared.start)
     show(parts, begin)
-    for text in (
-        origin.passed_over + origin.noted if origin is not None else ()
-    ):  # They were shown when they were found.
+    for text in origin.warnings() if origin is not None else ():  # They were shown when they were found.
         writer.event("warning", state.step, text=text)
     stuck = standstill(run_dir, writer.number, state.step, every)
     inexact = [f"not bit for bit the run it goes on from: {reason}" for reason in reasons]

@@ -1,6 +1,9 @@
 """What is refused: the exit code, a message that says where and what to do, and nothing written."""
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,7 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_goes_on_before_it(
     flip(stopped / "attempts" / "0001" / "checkpoints" / "step_00000006" / name)
     answer = pretrain("resume", "--attempt", stopped, "--json", "--quiet")
     assert (answer.json["verdict"], answer.json["step"]) == ("done", 12)
-    assert "step_00000006 does not verify and is passed over" in answer.err
+    assert "step_00000006 does not verify: " in answer.err
     assert pretrain("verify-manifest", stopped, "--lineage").code == 0
     ends = [one / "checkpoints" / "step_00000012" for one in (stopped / "attempts/0002", finished / "attempts/0001")]
     assert pretrain("inspect-checkpoint", ends[0], "--compare", ends[1], "--json").json["differs"] == []
@@ -234,3 +237,42 @@ def test_a_csv_of_other_columns_is_refused_before_the_attempt_exists(config: Pat
     assert_refused(pretrain("train", "--config", config, *words), 2, "telemetry.csv_log_path", "other columns")
     assert not (tmp_path / "run").exists()
     assert csv.read_text() == "step,loss\n1,2.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["train"], "Missing option '--config'."),
+        (["train", "--jsn"], "No such option: --jsn"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["resume", "--attempt", "x", "--checkpoint", "last"], "Invalid value for '--checkpoint'"),
+        (["verify-manifest"], "Missing argument"),
+    ],
+)
+def test_words_that_no_command_takes_have_an_answer_too(words: list[str], reason: str) -> None:
+    """Also as JSON, which a script reads whatever became of its command."""
+    for as_json in ([], ["--json"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "pretrain", *words, *as_json], capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode == 2
+        assert f"Error: {reason}" in ended.stderr
+        if as_json:
+            answer = json.loads(ended.stdout)
+            assert (answer["verdict"], answer["exit_code"]) == ("failed", 2)
+            assert answer["reason"].startswith(reason)
+        else:
+            assert ended.stdout == ""
+
+
+def test_a_resume_that_names_another_folder_is_refused_and_one_that_names_its_own_is_not(tmp_path: Path) -> None:
+    assert pretrain("train", "--config", write_config(tmp_path), "--quiet").code == 0
+    run = tmp_path / "run"
+    moved = run.rename(tmp_path / "moved")
+    longer = "training.max_steps=14"
+    before = contents(moved)
+    answer = pretrain("resume", "--attempt", moved, longer, f"run.dir={tmp_path / 'elsewhere'}")
+    assert_refused(answer, 2, f"run.dir: a resume opens its attempt in the run that it goes on with, {moved}, found")
+    assert contents(moved) == before
+    assert not (tmp_path / "elsewhere").exists()
+    assert pretrain("resume", "--attempt", moved, longer, f"run.dir={moved}", "--quiet").code == 0

@@ -146,6 +146,11 @@ class Surroundings:
         if key == "training.device" and not torch.cuda.is_available():
             assert "training.device" in str(refused(run, *overrides))
             return
+        if key == "run.dir":
+            assert f"run.dir: a resume opens its attempt in the run that it goes on with, {run}" in str(
+                refused(run, *overrides)
+            )
+            overrides = [f"run.dir={run}"]
         with mock.patch("pretrain.attempt.prepare.Sensors", FakeSensors):
             say(70.0)
             assert go_on(run, *overrides).verdict == "done"
