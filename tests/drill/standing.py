@@ -17,9 +17,9 @@ from typing import Any
 # called; for a file by the end of its name.
 IMPORTS = {"before it listens": "typer", "imports": "torch", "more imports": "pretrain.console"}
 CALLS: dict[str, tuple[str, str, int, str]] = {
-    "building": ("pretrain.attempt.run", "prepare", 1, ""),
+    "building": ("pretrain.attempt.begin", "prepare", 1, ""),
     "loading the parent": ("pretrain.evidence.checkpoint", "load_checkpoint", 1, ""),
-    "verifying the parent": ("pretrain.attempt.run", "find_origin", 1, ""),
+    "verifying the parent": ("pretrain.attempt.begin", "find_origin", 1, ""),
     "copying the rows": ("pretrain.evidence.metrics", "verify_prefix", 1, ""),
     "opening the attempt": ("pretrain.evidence.namespace", "create", 1, ""),
     "step": ("pretrain.loop.steps", "accumulate", 4, ""),
