@@ -12,6 +12,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from pretrain.errors import DisplacedError
 from pretrain.policy.cadence import is_due
 from pretrain.telemetry.sink import Begin, End, Event, Note, StepRow, ValidationShown
 
@@ -196,6 +197,8 @@ def closing_command(end: End) -> str:
     To go on, the run is named and not its attempt: a later attempt may be there by the time that it is typed.
     """
     path = _no_option(end.attempt)
+    if end.verdict == DisplacedError.verdict and not end.resumable:
+        return shlex.join(("ls", "-la", _no_option(end.run or end.attempt)))
     if end.verdict != "done" and end.resumable:
         return shlex.join(("pretrain", "resume", "--attempt", _no_option(end.run or end.attempt)))
     if end.verdict != "done":

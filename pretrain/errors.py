@@ -87,6 +87,13 @@ class StorageError(PretrainError):
         self.is_full = is_full
 
 
+class DisplacedError(StorageError):
+    """The folder of the run is no longer where it was, or its lock is gone: a path leads into another run, or none."""
+
+    advice = "find out where the run lies now, and who writes it; then resume it there"
+    resumable = False  # by the path that the process knows
+
+
 class BusyError(PretrainError):
     """Another process writes this run."""
 

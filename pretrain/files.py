@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pretrain import progress
-from pretrain.errors import BusyError, IntegrityError, StorageError
+from pretrain.errors import BusyError, DisplacedError, IntegrityError, StorageError
 
 BLOCK = 1 << 20  # bytes at a time: large enough to stream, small enough to hash from the cache
 THREADS_FROM = 8 << 20  # bytes to verify in all, from which on threads pay
@@ -426,6 +426,14 @@ class Lock:
                 return lock
             lock.release()  # another process removed the file in between: lock the new one
 
+    def check(self) -> None:
+        """Raise DisplacedError where `path` is no longer the file that is locked: nobody else is kept from writing."""
+        if not _is_still(self.path, self._fd):
+            raise DisplacedError(
+                f"{self.path}: not the lock that this process took; its folder was moved, removed or replaced, or the "
+                "lock was removed, and nothing more is written there"
+            )
+
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
         fd, self._fd = self._fd, -1
@@ -443,7 +451,7 @@ class Lock:
 def _is_still(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -487,12 +495,30 @@ def hash_file(path: Path) -> Published:
         os.close(fd)
 
 
-def open_verified(path: Path, bytes_: int, sha256: str) -> int:
-    """A descriptor at the start of `path`, after its size and then its hash were found as expected.
+class Verified:
+    """A descriptor at the start of a file whose size and then hash were found as expected; the caller closes `fd`.
 
-    The caller closes it. What is read from it is what was verified, whatever happens to the name meanwhile.
-    Raises IntegrityError naming the file.
+    What is read from it is of the file that was verified, whatever happens to the name meanwhile. Once all is read,
+    `check` says whether its bytes are, too.
     """
+
+    def __init__(self, path: Path, fd: int, before: os.stat_result) -> None:
+        self.path, self.fd, self._before = path, fd, before
+
+    def check(self) -> None:
+        """Raise IntegrityError where the file was written to since before its hash was taken.
+
+        Also with the old times put back, which leaves a trace of its own. Pages that another process has mapped and
+        changed before leave none.
+        """
+        before, now = self._before, os.fstat(self.fd)
+        touched = before.st_ctime_ns != now.st_ctime_ns and before.st_nlink == now.st_nlink  # else linked, or removed
+        if touched or (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
+            raise IntegrityError(f"{self.path}: it was changed while it was read; find out what writes to it")
+
+
+def open_verified(path: Path, bytes_: int, sha256: str) -> Verified:
+    """Open `path` after its size and then its hash were found as expected; raises IntegrityError naming the file."""
     return _open_verified(path, bytes_, sha256, threading.Event())
 
 
@@ -520,15 +546,16 @@ def verify_all(expected: Sequence[tuple[Path, int, str]]) -> list[IntegrityError
 
 def _fault_of(path: Path, bytes_: int, sha256: str, stopped: threading.Event) -> IntegrityError | StorageError | None:
     try:
-        os.close(_open_verified(path, bytes_, sha256, stopped))
+        os.close(_open_verified(path, bytes_, sha256, stopped).fd)
     except (IntegrityError, StorageError) as error:
         return error
     return None
 
 
-def _open_verified(path: Path, bytes_: int, sha256: str, stopped: threading.Event) -> int:
+def _open_verified(path: Path, bytes_: int, sha256: str, stopped: threading.Event) -> Verified:
     fd, size = _open_regular(path)
     try:
+        before = os.fstat(fd)
         if size != bytes_:
             raise IntegrityError(f"{path}: expected {bytes_} bytes, found {size}")
         found = _hash(path, fd, size, stopped)
@@ -538,7 +565,7 @@ def _open_verified(path: Path, bytes_: int, sha256: str, stopped: threading.Even
     except BaseException:  # The caller only gets, and closes, what was verified.
         os.close(fd)
         raise
-    return fd
+    return Verified(path, fd, before)
 
 
 def walk(folder: Path) -> list[tuple[str, Kind]]:

@@ -47,9 +47,9 @@ def start_attempt(
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
     files.make_folder(run_dir, is_durable=False)
-    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
+    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
         refuse_old_run(run_dir)
-        return run_attempt(prepared, run_dir, 1, None, [], stop, sinks, spent, asked, stalled)
+        return run_attempt(prepared, run_dir, lock, 1, None, [], stop, sinks, spent, asked, stalled)
 
 
 def resume_attempt(
@@ -75,7 +75,7 @@ def resume_attempt(
     """
     spent = TimeSpent()
     run_dir, _ = namespace.resolve(path)
-    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)):
+    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
         _, number = namespace.resolve(path)  # Another process may have made an attempt until the lock was free.
         damaged: dict[Path, str] = {}
         while True:
@@ -118,7 +118,7 @@ def resume_attempt(
                 sink.emit(Note(kind="warning", text=text))
         child = newest + 1
         return run_attempt(
-            prepared, run_dir, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated, targets
+            prepared, run_dir, lock, child, origin, reasons, stop, sinks, spent, asked, stalled, migrated, targets
         )
 
 

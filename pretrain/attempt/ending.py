@@ -41,6 +41,7 @@ def publish(
 ) -> AttemptResult:
     """Make the manifest, the last file of an attempt that is done. stalled: as of `record_stall`."""
     state, writer = parts.state, parts.writer
+    writer.check_place()
     found = []
     for step, value in state.ledger.best:
         try:
@@ -67,6 +68,7 @@ def publish(
     parts.stop.raise_if_asked()  # Hashing may have taken long; from here on the attempt is done.
     # A manifest that is being made public, and an outcome beside it, must not be: a rename in flight may land yet.
     watchdog.say_instead(partial(tell_stall, parts, run_dir, parts.sinks, stalled))
+    writer.check_place()
     sha256 = writer.patience(lambda: manifest.publish_manifest(writer.folder, record))
     times = time_lines(run_dir, writer.number, parts.spent.seconds())
     show(
@@ -94,7 +96,7 @@ def record_outcome(parts: LoopParts, run_dir: Path, error: PretrainError) -> Att
     told: list[Callable[[], None]] = []
     # Where the manifest is there, and only the fsync of its name failed, the attempt is done: resume makes it sure.
     if not os.path.lexists(writer.folder / manifest.NAME):
-        told.append(lambda: outcome.publish_outcome(writer.folder, record))
+        told.append(partial(writer.publish_outcome, record))
     if not writer.closed:  # a signal or a full disk may come while the manifest is made
         end = partial(writer.event, "end", state.step, verdict=error.verdict, seconds=parts.spent.seconds())
         told = [end, writer.close, *told]
@@ -147,7 +149,7 @@ def record_stall(
     """
     state, writer = parts.state, parts.writer
     with contextlib.suppress(StorageError):  # The disk may be what it hangs on; stderr has been told.
-        outcome.publish_outcome(writer.folder, _outcome(state, run_dir, error, _newest(writer)))
+        writer.publish_outcome(_outcome(state, run_dir, error, _newest(writer)))
         if not writer.closed:
             writer.event("warning", state.step, text=stacks)
             # Without it the attempt would count as killed; the time it hung is undone, as all after a checkpoint.

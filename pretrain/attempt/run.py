@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_stall, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
@@ -44,6 +45,7 @@ from pretrain.validation import Validator
 def run_attempt(
     prepared: Prepared,
     run_dir: Path,
+    lock: files.Lock,
     number: int,
     origin: Origin | None,
     reasons: list[str],
@@ -62,7 +64,7 @@ def run_attempt(
         folder = _create(prepared, run_dir, number, origin, parent, reasons)
     durable_step = origin.step if origin is not None and origin.record is not None else -1
     try:
-        writer = AttemptWriter(folder, number, prepared.identity, cursor)
+        writer = AttemptWriter(folder, number, prepared.identity, cursor, lock)
     except StorageError as error:  # No stream is open yet, so that the outcome alone says what became of it.
         return record_unopened(folder, number, run_dir, prepared.built.state, error, sinks)
     parts = _parts(prepared, writer, durable_step, stop, sinks, reasons, spent)

@@ -146,7 +146,8 @@ def load_checkpoint(
 
     Each file is opened once, its hash compared, and read from the same descriptor; nothing is written into
     `destination` before all files, names, dtypes and shapes were found right. Whatever layout saved it, it
-    loads into the layout of `destination`. Raises IntegrityError naming the file, or the tensors that differ.
+    loads into the layout of `destination`. Raises IntegrityError naming the file, or the tensors that differ; of a file
+    that was written to in between only afterwards, and what was filled is of no use then.
 
     generators: states of generators by name, beside `destination`. Those of a GPU may be other ones than the
     checkpoint has, which a run on another device saved: afterwards `generators` has those of the checkpoint.
@@ -220,14 +221,15 @@ def _load(
 
 @contextlib.contextmanager
 def _opened(folder: Path, record: CheckpointRecord) -> Iterator[dict[str, StoredTensor]]:
-    """The tensors of the checkpoint, their files open and verified until the end."""
+    """The tensors of the checkpoint, their files open and verified until the end, and then unchanged since."""
     with contextlib.ExitStack() as stack:
-        yield gather(
-            [
-                stack.enter_context(ShardFile.open_verified(folder / file.path, file.bytes, file.sha256))
-                for file in record.files
-            ]
-        )
+        shards = [
+            stack.enter_context(ShardFile.open_verified(folder / file.path, file.bytes, file.sha256))
+            for file in record.files
+        ]
+        yield gather(shards)
+        for shard in shards:
+            shard.check_unchanged()
 
 
 # --- records and folders -------------------------------------------------------------------------------

@@ -96,9 +96,9 @@ class ShardFile:
     chunks: by tensor name, with the position of the first byte in the file.
     """
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, verified: files.Verified | None = None) -> None:
         """Take over `fd`, and close it here on an error. Raises IntegrityError on a bad header."""
-        self.path, self._fd = path, fd
+        self.path, self._fd, self._verified = path, fd, verified
         try:
             self.chunks: dict[str, tuple[Chunk, int]] = self._read_header(os.fstat(fd).st_size)
         except BaseException:  # The descriptor is ours by now, and nobody else could close it.
@@ -116,7 +116,13 @@ class ShardFile:
     @classmethod
     def open_verified(cls, path: Path, bytes_: int, sha256: str) -> Self:
         """Open `path` after its size and hash were found as recorded; IntegrityError otherwise."""
-        return cls(path, files.open_verified(path, bytes_, sha256))
+        verified = files.open_verified(path, bytes_, sha256)
+        return cls(path, verified.fd, verified)
+
+    def check_unchanged(self) -> None:
+        """Raise IntegrityError where what was read may not be what was verified: the file was written to."""
+        if self._verified is not None:
+            self._verified.check()
 
     def _read_header(self, size: int) -> dict[str, tuple[Chunk, int]]:
         if size < 8:

@@ -9,7 +9,7 @@ import torch
 
 from pretrain import files
 from pretrain.errors import IntegrityError
-from pretrain.evidence import checkpoint, incident
+from pretrain.evidence import checkpoint, incident, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.events import EventLog
 from pretrain.evidence.metrics import Cursor, MetricStream
@@ -33,11 +33,12 @@ class AttemptWriter:
     """Writes into one attempt folder.
 
     saved: the checkpoints of this attempt that are still there, by step. closed: the streams take nothing more.
-    patience: how often all that is written here is tried.
+    patience: how often all that is written here is tried. lock: that of the run, which this process holds.
     """
 
-    def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor) -> None:
+    def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor, lock: files.Lock) -> None:
         self.folder, self.number, self.identity_sha256 = folder, number, identity_sha256
+        self._lock = lock
         self._metrics = MetricStream(folder / "metrics.jsonl", prefix)
         self._events = EventLog(folder / "events.jsonl")
         self.saved: dict[int, SavedCheckpoint] = {}
@@ -48,6 +49,18 @@ class AttemptWriter:
     def cursor(self) -> Cursor:
         """Return lines, bytes and SHA-256 of the stream so far."""
         return self._metrics.cursor
+
+    def check_place(self) -> None:
+        """Raise DisplacedError where the run is no longer where it was: a path would lead into another one, or none.
+
+        The streams are open and follow the folder; whatever goes by a path asks here before.
+        """
+        self._lock.check()
+
+    def publish_outcome(self, record: dict[str, Any]) -> None:
+        """Put the end of an attempt without a manifest beside its streams."""
+        self.check_place()
+        outcome.publish_outcome(self.folder, record)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Append one row to the metric stream."""
@@ -72,6 +85,7 @@ class AttemptWriter:
             raise IntegrityError(f"{path.parent}: expected a folder, found a symlink; remove it, and resume")
 
         def publish() -> None:
+            self.check_place()
             files.make_folder(path.parent)
             files.publish(path, data)
 
@@ -84,6 +98,7 @@ class AttemptWriter:
         self._metrics.sync()
 
         def save() -> SavedCheckpoint:
+            self.check_place()
             return checkpoint.save_checkpoint(
                 checkpoint.folder_of(self.folder, step),
                 dict(tensors),
@@ -108,6 +123,7 @@ class AttemptWriter:
     def prune(self, steps: tuple[int, ...]) -> None:
         """Remove these checkpoints of this attempt, record first; some file systems need space even for that."""
         for step in steps:
+            self.check_place()
             self.patience(partial(checkpoint.remove_checkpoint, checkpoint.folder_of(self.folder, step)))
             del self.saved[step]
 

@@ -230,3 +230,24 @@ def test_a_file_that_changes_while_it_is_loaded_is_not_followed(folder: Path, mo
     destination = like(small_state())
     checkpoint.load_checkpoint(folder, destination)
     assert all(torch.equal(destination[name], tensor) for name, tensor in small_state().items())
+
+
+def test_a_file_that_is_written_to_while_it_is_loaded_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the hash the one file may get other bytes, and its own back before anybody looks again."""
+    from pretrain.evidence import shard_reader
+
+    read = shard_reader.read
+
+    def write_around(*arguments: object) -> None:
+        sound, times = (folder / SHARD).read_bytes(), (folder / SHARD).stat()
+        for data in (sound[:-1] + bytes([sound[-1] ^ 1]), sound):
+            with (folder / SHARD).open("r+b") as writer:
+                writer.write(data)
+            if data != sound:
+                read(*arguments)  # type: ignore[arg-type]
+        os.utime(folder / SHARD, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    monkeypatch.setattr(shard_reader, "read", write_around)
+    with pytest.raises(IntegrityError, match=r"shard_00000\.safetensors: it was changed while it was read"):
+        checkpoint.load_checkpoint(folder, like(small_state()))
+    checkpoint.verify_checkpoint(folder)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pretrain import files, progress
-from pretrain.errors import BusyError, IntegrityError, StorageError
+from pretrain.errors import BusyError, DisplacedError, IntegrityError, StorageError
 
 OLD, NEW = b"old content\n" * 50, bytes(range(256)) * 37
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE]
@@ -485,11 +485,15 @@ def test_reading_refuses_links_fifos_folders_and_large_files(tmp_path: Path) -> 
 def test_open_verified_reads_what_it_verified(tmp_path: Path) -> None:
     path = tmp_path / "shard.safetensors"
     published = files.publish(path, NEW)
-    fd = files.open_verified(path, published.bytes, published.sha256)
+    verified = files.open_verified(path, published.bytes, published.sha256)
     path.rename(tmp_path / "away")
     path.write_bytes(OLD)
-    assert os.read(fd, len(NEW) + 1) == NEW
-    os.close(fd)
+    assert os.read(verified.fd, len(NEW) + 1) == NEW
+    os.link(tmp_path / "away", tmp_path / "linked")
+    (tmp_path / "away").unlink()
+    (tmp_path / "linked").unlink()
+    verified.check()  # Another name, or none any more, is no other byte.
+    os.close(verified.fd)
     before = open_descriptors()
     with pytest.raises(IntegrityError, match=f"shard.safetensors: expected {len(NEW)} bytes, found {len(OLD)}"):
         files.open_verified(path, published.bytes, published.sha256)
@@ -536,6 +540,41 @@ def test_what_is_wrong_is_told_in_the_order_asked_for(
     assert sorted(seen) == [f"{number:02}" for number in range(20)]
     assert seen[0] in ({"19", "18", "17", "16"} if threads_from == 0 else {"00"})
     assert not [thread for thread in threading.enumerate() if "Pool" in thread.name], "a thread is left"
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_file_that_is_written_to_while_it_is_read_is_not_what_was_verified(tmp_path: Path, put_back: bool) -> None:
+    """Also where bytes and times are as they were by the time that anybody looks."""
+    path = tmp_path / "shard.safetensors"
+    published = files.publish(path, NEW)
+    times = path.stat()
+    verified = files.open_verified(path, published.bytes, published.sha256)
+    verified.check()
+    for data in (NEW[:-1] + b"!", NEW)[: 1 + put_back]:
+        with path.open("r+b") as writer:
+            writer.write(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(IntegrityError, match=r"shard\.safetensors: it was changed while it was read"):
+        verified.check()
+    os.close(verified.fd)
+
+
+def test_a_lock_is_nobodys_once_its_file_is_another_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with files.Lock.acquire(folder / "run.lock", "run") as lock:
+        lock.check()
+        (folder / "run.lock").unlink()
+        with pytest.raises(DisplacedError, match=r"run\.lock: not the lock that this process took"):
+            lock.check()
+        with files.Lock.acquire(folder / "run.lock", "run") as other:
+            other.check()
+            with pytest.raises(DisplacedError):
+                lock.check()
+            folder.rename(tmp_path / "away")
+            folder.write_bytes(b"")
+            with pytest.raises(DisplacedError):
+                other.check()
 
 
 def test_a_signal_does_not_wait_for_the_end_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
