@@ -289,6 +289,11 @@ def _thermal(gpu_temp_guard: bool | None, switch_on_thermal: bool | None) -> lis
 
 
 def _listen() -> StopRequest:
+    """Hear signals from here on. Raises ConfigError where the current folder is gone, in which no library loads."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been removed; change to one that is there") from None
     stop = StopRequest()
     stop.install()
     return stop

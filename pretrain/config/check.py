@@ -24,6 +24,9 @@ _LONGEST_NAME = 240
 _SOURCES_OF_TASK = {"text": ("text",), "iq": ("iq", "synthetic-iq")}
 
 
+_MOST = 2**63 - 1  # of any count in a record
+
+
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with what another key decides written out.
 
@@ -55,6 +58,7 @@ def contradictions(config: RunConfig, *, precision_is_given: bool = False) -> li
         *_scaling(config),
         *_init(config),
         *_batch_warmup(config),
+        *_length(config),
         *_ranges(config),
         *_validation(config),
         *_paths(config),
@@ -175,6 +179,16 @@ def _batch_warmup(config: RunConfig) -> Iterator[str]:
         yield (
             f"training.batch_warmup_samples is {training.batch_warmup_samples}, but a step has one micro-batch, which "
             "cannot grow; raise training.gradient_accumulation_steps, or leave it out"
+        )
+
+
+def _length(config: RunConfig) -> Iterator[str]:
+    training = config.training
+    step = training.batch_size * training.gradient_accumulation_steps * config.data.sequence_length
+    if step * training.max_steps > _MOST:
+        yield (
+            f"training.max_steps is {training.max_steps}: with {step} positions a step the run counts beyond 64 bits; "
+            f"at most {_MOST // step} fit"
         )
 
 

@@ -67,7 +67,7 @@ class Verification:
             record = "checkpoint.json" if self.manifest_sha256 is None else "manifest.json"
             parent = ", and the parent is as it was bound" if self.parent_ok else ""
             return (
-                f"{self.path}: verified, {self.num_files} files{parent}\n"
+                f"{_shown(str(self.path))}: verified, {self.num_files} files{parent}\n"
                 f"{record} has SHA-256 {self.manifest_sha256 or self.record_sha256}\n"
                 "Note this hash elsewhere: --expect-sha256 finds what was rewritten together with its digests.\n"
             )
@@ -76,9 +76,13 @@ class Verification:
         for kind in ("extra", "missing", "changed", "unsafe", "unread"):
             names = [name for name in getattr(self, kind) if kind != "changed" or name not in self.unread]
             lines += [f"{kind}: {name}" for name in names]
-        # A name may hold anything, also what a terminal obeys.
         lines += [f"  {reason}" for reason in self.reasons]
-        return "".join((line if line.isprintable() else ascii(line)) + "\n" for line in lines)
+        return "".join(f"{_shown(line)}\n" for line in lines)
+
+
+def _shown(line: str) -> str:
+    """A name may hold anything, also what a terminal obeys."""
+    return line if line.isprintable() else ascii(line)
 
 
 class Findings:

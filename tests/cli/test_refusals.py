@@ -34,6 +34,7 @@ def assert_refused(answer: Answer, code: int, *texts: str) -> None:
         ("optimiser.lr=0.1", ["optimiser is not a section; did you mean optimizer?"]),
         ("training.max_steps=1.5", ["training.max_steps must be a whole number of at least 1; found 1.5"]),
         ("optimizer.lr=.nan", ["optimizer.lr must be a finite number above 0"]),
+        ("training.max_steps=999999999999999999", ["training.max_steps is 999999999999999999: with 64 positions"]),
         ("training.device=gpu", ["training.device must be one of cpu, cuda; found 'gpu'"]),
         ("model.heads=3", ["model.heads: 3 does not divide model.width, 16"]),
         ("parallel.every=5", ["parallel is not a section; it is not in this version"]),
@@ -276,3 +277,24 @@ def test_a_resume_that_names_another_folder_is_refused_and_one_that_names_its_ow
     assert contents(moved) == before
     assert not (tmp_path / "elsewhere").exists()
     assert pretrain("resume", "--attempt", moved, longer, f"run.dir={moved}", "--quiet").code == 0
+
+
+def test_a_folder_that_is_given_brings_no_module(tmp_path: Path) -> None:
+    """Python begins with the folder that it is started in, which may be the run that somebody has sent."""
+    for name in ("typer", "torch", "json", "site"):
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w')\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pretrain", "verify-manifest", "."], cwd=tmp_path, capture_output=True, timeout=60
+    )
+    assert (ended.returncode, (tmp_path / "canary").exists()) == (2, False), ended.stderr
+
+
+def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    config, gone = write_config(tmp_path), tmp_path / "gone"
+    gone.mkdir()
+    words = [sys.executable, "-m", "pretrain", "train", "--config", str(config), "--json"]
+    ended = subprocess.run(
+        ["sh", "-c", 'rmdir ../gone && exec "$@"', "sh", *words], cwd=gone, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert json.loads(ended.stdout)["reason"].startswith("the current folder has been removed")

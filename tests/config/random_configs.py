@@ -145,9 +145,14 @@ def texts(draw: Any) -> str:
     tree["data"]["train"] = _domains(draw, task, 1)
     tree["data"]["validation"] = _domains(draw, task, 0)
     if "patch_samples" in tree["task"]:
-        tree["task"]["patch_samples"] %= 2**40
+        tree["task"]["patch_samples"] %= 2**10
         tree["task"]["patch_samples"] += 1
     tree["data"]["sequence_length"] = 2 * draw(st.integers(1, 9)) * tree["task"].get("patch_samples", 1)
+    training = tree["training"]
+    for key in ("batch_size", "gradient_accumulation_steps"):
+        training[key] = 1 + training[key] % 2**15
+    positions = training["batch_size"] * training["gradient_accumulation_steps"] * tree["data"]["sequence_length"]
+    training["max_steps"] = min(training["max_steps"], (2**63 - 1) // positions)
     tree["telemetry"]["trackers"] = {
         name: draw(_settings(entry.settings)) for name, entry in TRACKERS.items() if draw(st.booleans())
     }
