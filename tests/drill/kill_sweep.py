@@ -8,7 +8,8 @@ from unittest import mock
 
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Order
-from tests.loop.lineages import End, Lineage, end_of, small_config
+from tests.loop.lineages import End, end_of, small_config
+from tests.loop.sample_ledger import LedgerLineage, Samples, ledger_of, samples_of
 
 # Two refusals, a rollback from within the window of a checkpoint, and a refusal behind it.
 HURT = "faults.inject=[nan_grad@1, inf_loss@3, nan_weight@5, nan_grad@7]"
@@ -23,11 +24,14 @@ class Sweep:
         self._configs: dict[str, Path] = {}
         self._ends: dict[str, End] = {}
         self._changes: dict[str, int] = {}
+        self._samples: dict[str, Samples] = {}
         for name, (steps, overrides) in RUNS.items():
             own = folder / name
             own.mkdir()
             config = small_config(own, "iq" if name == "iq" else "text", steps, 2, *overrides)
-            life = forks.live(Order(str(own / "run"), str(own / "run.log"), str(config)))
+            ledger = str(ledger_of(own / "run"))
+            life = forks.live(Order(str(own / "run"), str(own / "run.log"), str(config), ledger=ledger))
+            self._samples[name] = samples_of(own / "run")
             self._configs[name], self._ends[name], self._changes[name] = config, end_of(own / "run"), life.changes
 
     def points(self, *, whole: bool) -> Sequence[str]:
@@ -45,12 +49,13 @@ class Sweep:
     def check(self, point: str, folder: Path) -> None:
         """Die, die again early in the recovery, and live on to the end of the untouched run."""
         name, kind, at = point.split()
-        run = Lineage(self._forks, self._configs[name], folder / "run")
+        run = LedgerLineage(self._forks, self._configs[name], folder / "run")
         run.live(kill_at=int(at), torn=kind == "torn")
         run.live(kill_at=1 + int(at) % 40, torn=kind == "torn")
         assert run.live().exit_code == 0, run.lives
         assert end_of(run.run) == self._ends[name], f"another end: {run.lives}"
         run.check_attempts()
+        run.check_samples(self._samples[name])
 
 
 @contextmanager

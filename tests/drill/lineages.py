@@ -14,7 +14,8 @@ from pretrain.config import load
 from pretrain.evidence import checkpoint, events, namespace
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Order
-from tests.loop.lineages import End, Lineage, end_of, small_config
+from tests.loop.lineages import End, end_of, small_config
+from tests.loop.sample_ledger import LedgerLineage, Samples, ledger_of, samples_of
 
 SEEDS = 10
 BIRTH = 10  # changes of the disk, at the most, within which an attempt has not been born yet
@@ -53,7 +54,7 @@ class Lineages:
 
     def __init__(self, forks: Forks, folder: Path, seed: int) -> None:
         self._forks, self._folder, self._seed = forks, folder, seed
-        self._known: dict[tuple[str, str, int], tuple[Path, End]] = {}
+        self._known: dict[tuple[str, str, int], tuple[Path, End, Samples]] = {}
 
     def points(self, *, whole: bool) -> Sequence[str]:
         """Each seed is of one variant, in turn; a quick part is one lineage of a quarter of the kills."""
@@ -67,12 +68,12 @@ class Lineages:
         ]
 
     def check(self, point: str, folder: Path) -> None:
-        """Kill life after life, from the birth of the first attempt to the last manifest, and compare the ends."""
+        """Kill life after life, from the birth of the first attempt to the last manifest; compare ends and samples."""
         task, name, seed, kills = point.split()
         steps = VARIANTS[name].steps * int(kills)
-        config, end = self._untouched(task, name, steps)
+        config, end, samples = self._untouched(task, name, steps)
         variant, chance = VARIANTS[name], random.Random(f"{task} {name} {seed}")
-        run = Lineage(self._forks, config, folder / "run")
+        run = LedgerLineage(self._forks, config, folder / "run")
         for kill_at in (1, 6, 11):
             run.live(kill_at=kill_at, torn=True)
         assert run.kinds == {"unborn": 3}, f"attempt 0001 stood before its birth was over: {run.lives}"
@@ -96,8 +97,9 @@ class Lineages:
         assert_standstills_are_told(run.run)
         assert end_of(run.run) == end, f"another end: {run.lives}"
         run.check_attempts()
+        run.check_samples(samples)
 
-    def _untouched(self, task: str, name: str, steps: int) -> tuple[Path, End]:
+    def _untouched(self, task: str, name: str, steps: int) -> tuple[Path, End, Samples]:
         if (task, name, steps) not in self._known:
             own, variant = self._folder / f"{task}-{name}-{steps}", VARIANTS[name]
             own.mkdir()
@@ -107,9 +109,10 @@ class Lineages:
                 windows = sum(row["windows"] for row in build_data(load(config)).records if "train" in row["domain"])
                 assert windows // 2 == variant.epoch, f"{task}: an epoch is {windows // 2} steps of two windows"
                 assert math.gcd(variant.epoch, variant.every) == 1
-            life = self._forks.live(Order(str(own / "run"), str(own / "run.log"), str(config)))
+            ledger = str(ledger_of(own / "run"))
+            life = self._forks.live(Order(str(own / "run"), str(own / "run.log"), str(config), ledger=ledger))
             assert life.exit_code == 0, life
-            self._known[task, name, steps] = config, end_of(own / "run")
+            self._known[task, name, steps] = config, end_of(own / "run"), samples_of(own / "run")
         return self._known[task, name, steps]
 
 

@@ -43,7 +43,7 @@ class Order:
 
     fail_at: the call of the file module that fails instead, with the errno of the name `fail_with`, and with it every
     later one where it is `fail_on`: see `Failing`. record: the file to put the operations of the disk on record in.
-    broken: how its saver is broken: see `SAVERS`.
+    broken: how its saver is broken: see `SAVERS`. ledger: the file to put the samples that it trains on on record in.
     """
 
     run: str
@@ -61,6 +61,7 @@ class Order:
     fail_on: bool = False
     record: str = ""
     broken: str = ""
+    ledger: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,10 @@ def system_of(order: Order, report: mmap.mmap) -> files.System:
 def live(order: Order, report: mmap.mmap) -> int:
     """Live a life in this process and return its exit code."""
     files.system = system_of(order, report)
+    if order.ledger:
+        from tests.loop.samples_taken import keep_ledger
+
+        keep_ledger(Path(order.ledger))
     if order.does:
         module, _, function = order.does.partition(":")
         code = getattr(importlib.import_module(module), function)(order)
@@ -246,6 +251,7 @@ def warm(folder: Path) -> None:
     torch.set_num_threads(1)
     from tests.tiny import go_on, tiny, train
 
+    importlib.import_module("tests.loop.samples_taken")
     for task in ("text", "iq"):
         train(tiny(folder, task, "training.max_steps=1", "checkpoint.checkpoint_every_n_steps=1", run=task))
         go_on(folder / task, "training.max_steps=2")
