@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pretrain.evidence import events, namespace
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Life, Order, live_on
 from tests.loop.lineages import end_of, small_config
@@ -23,6 +24,10 @@ RUNS = {"text": (6, ()), "iq": (6, ()), "hurt": (8, (HURT,))}
 # What the clock of the day may do. The others never go back, and never stand still while something is waited for.
 JUMPS = ("years ahead", "a day back", "still", "before 1970", "anywhere")
 OTHERS = ("years ahead", "still")
+# The rule of Europe/Berlin, for which no file of zones is needed, and the seconds since 1970 at which its clocks on the
+# wall jump, an hour ahead and an hour back.
+ZONE = "CET-1CEST,M3.5.0,M10.5.0/3"
+SWITCHES = {"summer time": 1774746000.0, "winter time": 1792890000.0}
 REAL = {"time": time.time, "monotonic": time.monotonic, "perf_counter": time.perf_counter}
 
 
@@ -40,11 +45,13 @@ class Clocks:
             self._configs[name], self._ends[name] = config, end_of(own / "run")
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Return each run with each jump of the clock of the day, some of the others, and files from the future."""
+        """Return each run with each jump of the clock of the day and of the others, and files from the future."""
         runs = list(RUNS) if whole else ["text"]
         of_the_day = [f"{run} time {jump}" for run in runs for jump in JUMPS]
         others = [f"{run} {clock} {jump}" for run in runs for clock in ("monotonic", "perf_counter") for jump in OTHERS]
-        return [*of_the_day, *(others if whole else others[:2]), *(f"{run} files from the future" for run in runs)]
+        future = [f"{run} files from the future" for run in runs]
+        switches = [f"{run} time {switch}" for run in runs for switch in SWITCHES]
+        return [*of_the_day, *others, *future, *switches] if whole else [*of_the_day, *others[:2], *future]
 
     def check(self, point: str, folder: Path) -> None:
         """Train by this clock until a kill, go on by it to the end; or go on among files that are not written yet."""
@@ -62,6 +69,8 @@ class Clocks:
         assert life.exit_code == 0, (folder / "log").read_text()
         assert "Traceback" not in (folder / "log").read_text()
         assert end_of(run) == self._ends[name], "another end"
+        if words[-1:] and words[-1] in SWITCHES:
+            _check_times(run, SWITCHES[words[-1]])
 
     def _live(self, folder: Path, config: str | None, clock: tuple[str, ...], kill_at: int = 0) -> Life:
         does = "tests.drill.clock:live_by_this_clock" if clock else ""
@@ -73,6 +82,11 @@ class Clocks:
 def live_by_this_clock(order: Order) -> int:
     """In a child: train or resume by a clock that does what the words say."""
     which, how = order.words
+    if how in SWITCHES:
+        os.environ["TZ"] = ZONE
+        time.tzset()
+        hours = {time.localtime(SWITCHES[how] + seconds).tm_hour for seconds in (-1, 0)}
+        assert hours == ({1, 3} if how == "summer time" else {2}), "the clocks on the wall do not jump here"
     calls = itertools.count()
     turn(which, _clock(REAL[which], how, calls))
     code = live_on(order)
@@ -92,6 +106,8 @@ def _clock(real: Callable[[], float], how: str, calls: Iterator[int]) -> Callabl
                 return real() - DAY * (call // 7)
             case "still":
                 return began
+            case "summer time" | "winter time":  # two seconds from look to look, from soon before the jump
+                return SWITCHES[how] - 60.0 + 2.0 * call
             case "before 1970":
                 return real() - (began + YEAR if call % 2 else 0.0)
             case _:
@@ -121,6 +137,14 @@ def _turned(defaults: tuple[Any, ...] | None, real: object, clock: object) -> tu
     return defaults and tuple(clock if value is real else value for value in defaults)
 
 
+def _check_times(run: Path, switch: float) -> None:
+    """What is on record is UTC: it goes on evenly where the clocks on the wall jump, and is off by no hour."""
+    for number in namespace.list_attempts(run):
+        times = [row["time"] for row in events.read(namespace.attempt_folder(run, number))]
+        assert times == sorted(times), times
+        assert switch - 1800.0 < times[0] < switch < times[-1] < switch + 1800.0, times
+
+
 @contextmanager
 def opened(folder: Path, seed: int) -> Iterator[Clocks]:
     """Start the process that forks; `seed` changes nothing."""
@@ -128,4 +152,4 @@ def opened(folder: Path, seed: int) -> Iterator[Clocks]:
         yield Clocks(forks, folder)
 
 
-LAYER = Layer("L12", "clocks that jump, go back or stand still, and files from the future", (8, 30), opened)
+LAYER = Layer("L12", "clocks that jump, go back or stand still, and files from the future", (8, 33), opened)

@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pretrain import cli, lineage
-from pretrain.errors import IntegrityError
-from pretrain.evidence import checkpoint, inspection, namespace
+from pretrain import cli
+from pretrain.evidence import checkpoint, events, namespace
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Life, Order
 from tests.loop.lineages import Lineage, end_of, small_config, tree
 
 EIGHT = 8
-PATIENCE_SECONDS = 50.0
-_HERE = "tests.drill.concurrency"
+_HERE, READERS = "tests.drill.concurrency", "tests.drill.readers"
 
 
 class Concurrency:
@@ -35,7 +33,7 @@ class Concurrency:
 
     def points(self, *, whole: bool) -> Sequence[str]:
         """Rounds of each kind, at other moments in each."""
-        rounds = {"resume": 7, "train": 5, "read": 6} if whole else {"resume": 1, "read": 1}
+        rounds = {"resume": 7, "train": 5, "read": 6, "mixed": 2} if whole else {"resume": 1, "read": 1}
         names = [f"{kind} {number}" for kind, count in rounds.items() for number in range(count)]
         return [*names, "read-only", "held lock"] if whole else names
 
@@ -47,6 +45,7 @@ class Concurrency:
             "resume": self._resume,
             "train": self._train,
             "read": self._read,
+            "mixed": self._mixed,
             "read-only": self._read_only,
             "held lock": self._held_lock,
         }[kind](folder, chance)
@@ -80,12 +79,40 @@ class Concurrency:
         """One that trains, and prunes its checkpoints; four that verify the run meanwhile, and three that inspect."""
         run = str(folder / "run")
         writer = Order(run, str(folder / "0.log"), str(self._config))
-        verifiers = [self._order(folder, number, "verify_until_done", run) for number in range(1, 5)]
-        readers = [self._order(folder, number, "inspect_until_done", run) for number in range(5, EIGHT)]
+        verifiers = [self._order(folder, number, f"{READERS}:verify_until_done", run) for number in range(1, 5)]
+        readers = [self._order(folder, number, f"{READERS}:inspect_until_done", run) for number in range(5, EIGHT)]
         lives = self._forks.together([writer, *verifiers, *readers])
         logs = "\n".join((folder / f"{number}.log").read_text() for number in range(EIGHT))
         assert {life.exit_code for life in lives} == {0}, f"{lives}\n{logs}"
         assert end_of(Path(run)) == self._end, "another end"
+
+    def _mixed(self, folder: Path, chance: random.Random) -> None:
+        """Two that go on from where a kill has left a run, two that begin it, two that verify and two that inspect it.
+
+        No command prunes: what is pruned beside the readers is what the retention of the one that writes lets go.
+        """
+        run = folder / "run"
+        Lineage(self._forks, self._config, run).live(kill_at=chance.randint(self._changes // 3, self._changes // 2))
+        before = tree(namespace.attempt_folder(run, 1))
+        resume = ("resume", "--attempt", str(run))
+        train = ("train", "--config", str(self._config), f"run.dir={run}")
+        writers = [self._late(folder, at, chance.uniform(0.0, 0.6), *(resume, train)[at % 2]) for at in range(4)]
+        readers = [
+            self._order(folder, at, f"{READERS}:{'verify' if at % 2 else 'inspect'}_by_command", str(run))
+            for at in range(4, EIGHT)
+        ]
+        lives = self._forks.together([*writers, *readers])
+        answers = [_answer(order, life) for order, life in zip(writers, lives[:4], strict=True)]
+        assert {answer["exit_code"] for answer in answers[0::2]} <= {0, 7}, answers
+        assert {answer["exit_code"] for answer in answers[1::2]} <= {2, 7}, answers
+        assert {answer["attempt"] for answer in answers if answer["exit_code"] == 0} == {2}, answers
+        logs = "\n".join(Path(order.log).read_text() for order in readers)
+        assert {life.exit_code for life in lives[4:]} == {0}, f"{lives}\n{logs}"
+        assert "Traceback" not in logs, logs
+        assert namespace.list_attempts(run) == [1, 2]
+        assert "pruned" in {row["event"] for row in events.read(namespace.attempt_folder(run, 2))}
+        assert tree(namespace.attempt_folder(run, 1)) == before, "the parent was touched"
+        assert end_of(run) == self._end, "another end"
 
     def _read_only(self, folder: Path, chance: random.Random) -> None:
         """A folder that nobody may write to is read as ever, and refused with one message where it would be written."""
@@ -128,22 +155,30 @@ class Concurrency:
     ) -> tuple[Sequence[Life], Sequence[Mapping[str, Any]]]:
         """Run the same command eight times, each a little later than the one before; return their answers."""
         delays = [0.0, 0.0, *(chance.uniform(0.0, 0.6) for _ in range(EIGHT - 2))]
-        orders = [
-            self._order(folder, number, "command", f"{delay:.3f}", *words, "--json", "--quiet")
-            for number, delay in enumerate(delays)
-        ]
+        orders = [self._late(folder, number, delay, *words) for number, delay in enumerate(delays)]
         lives = self._forks.together(orders)
-        answers = []
-        for order, life in zip(orders, lives, strict=True):
-            said = Path(order.log).read_text()
-            assert "Traceback" not in said, said
-            (line,) = [line for line in said.splitlines() if line.startswith("{")]
-            answers.append(json.loads(line))
-            assert answers[-1]["exit_code"] == life.exit_code, said
-        return lives, answers
+        return lives, [_answer(order, life) for order, life in zip(orders, lives, strict=True)]
+
+    def _late(self, folder: Path, number: int, delay: float, *words: str) -> Order:
+        return self._order(folder, number, "command", f"{delay:.3f}", *words, "--json", "--quiet")
 
     def _order(self, folder: Path, number: int, does: str, *words: str) -> Order:
-        return Order(str(folder / "run"), str(folder / f"{number}.log"), does=f"{_HERE}:{does}", words=words)
+        return Order(
+            str(folder / "run"),
+            str(folder / f"{number}.log"),
+            does=does if ":" in does else f"{_HERE}:{does}",
+            words=words,
+        )
+
+
+def _answer(order: Order, life: Life) -> Mapping[str, Any]:
+    """Return what a command that was to answer as JSON has said, with the exit code that it ended in."""
+    said = Path(order.log).read_text()
+    assert "Traceback" not in said, said
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    answer: Mapping[str, Any] = json.loads(line)
+    assert answer["exit_code"] == life.exit_code, said
+    return answer
 
 
 def command(order: Order) -> int:
@@ -172,39 +207,6 @@ def run_pretrain(words: Sequence[str]) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     raise AssertionError("a command always leaves by an exit code")
-
-
-def verify_until_done(order: Order) -> int:
-    """In a child: verify the run again and again until it verifies, which it may only once its manifest is there."""
-    run, deadline = Path(order.words[0]), time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if namespace.newest(run) is None:
-            continue
-        report = lineage.verify(run)
-        assert report.ok or report.unfinished, report.text()
-        if report.ok:
-            assert (namespace.attempt_folder(run, 1) / "manifest.json").exists()
-            return 0
-    return 1
-
-
-def inspect_until_done(order: Order) -> int:
-    """In a child: inspect every checkpoint there is again and again; one may be gone, but none is read wrong."""
-    attempt, deadline = namespace.attempt_folder(Path(order.words[0]), 1), time.monotonic() + PATIENCE_SECONDS
-    records: dict[int, str] = {}
-    while time.monotonic() < deadline:
-        for step, folder in checkpoint.list_checkpoints(attempt) if attempt.exists() else ():
-            try:
-                found = inspection.inspect(folder, None)
-            except IntegrityError:
-                assert not folder.exists(), f"{folder} is there and does not verify"
-                continue
-            assert records.setdefault(step, found["record_sha256"]) == found["record_sha256"], folder
-        if (attempt / "manifest.json").exists():
-            assert records
-            return 0
-        time.sleep(0.005)
-    return 1
 
 
 @contextmanager

@@ -176,6 +176,8 @@ class Process:
     words: tuple[str, ...] = ()
 
 
+# Stands for a folder on another file system than the run's, wherever this machine has one.
+ELSEWHERE = "another file system"
 # Where the capital of i is no I.
 TURKISH = "tr_TR.UTF-8"
 # With UTF-8 neither asked for nor allowed, Python cannot read the letters of a path, nor write them back.
@@ -187,7 +189,7 @@ HARMLESS: Mapping[str, Mapping[str, str | None]] = {
     "seed of hashes": {"PYTHONHASHSEED": "7"},
     "time zone": {"TZ": "Pacific/Chatham"},
     "no home": {"HOME": None, "USER": None, "LOGNAME": None},
-    "TMPDIR": {"TMPDIR": "/dev/shm"},
+    "TMPDIR": {"TMPDIR": ELSEWHERE},
 }
 PROCESSES: Mapping[str, Process] = {
     **{name: Process(values) for name, values in HARMLESS.items()},

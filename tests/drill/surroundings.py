@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +20,7 @@ from pretrain.config import difference, parse, resumed, to_yaml
 from pretrain.errors import PretrainError
 from tests.drill.changed_keys import ENTRIES, all_keys, allow_list, another, configuration, keys_of, pattern_of
 from tests.drill.layer import Layer
-from tests.drill.surrounding_cases import CASES, LETTERS, PROCESSES, SPACES, TURKISH, Case, Process
+from tests.drill.surrounding_cases import CASES, ELSEWHERE, LETTERS, PROCESSES, SPACES, TURKISH, Case, Process
 from tests.loop.lineages import End, end_of, tree
 from tests.loop.probes import Unsynced, newest_attempt
 from tests.loop.test_thermal import FakeSensors, say
@@ -27,6 +28,8 @@ from tests.tiny import go_on, train
 
 ROOT = Path(__file__).parents[2]
 STOPPED = 3
+# Where another file system may be than the one that the drill lies on.
+PLACES = ("/dev/shm", "/tmp", "/var/tmp", "/run/lock", str(ROOT))
 
 
 class Surroundings:
@@ -94,9 +97,13 @@ class Surroundings:
             assert end_of(run) == self._end, "another end"
 
     def _process(self, process: Process, folder: Path) -> None:
+        with _temporaries(process, folder) as variables:
+            self._of_its_own(process, folder, variables)
+
+    def _of_its_own(self, process: Process, folder: Path, changed: Mapping[str, str | None]) -> None:
         stop("text", folder)
         run = (folder / "run").rename(folder / LETTERS) if process.code else folder / "run"
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "LOCPATH": str(folder), **process.environment}
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "LOCPATH": str(folder), **changed}
         if shutil.which("localedef") and TURKISH in variables.values():  # Else the name means the C locale.
             subprocess.run(["localedef", "-i", "tr_TR", "-f", "UTF-8", folder / TURKISH], check=True)
         known = {name: value for name, value in variables.items() if value is not None}
@@ -174,6 +181,21 @@ class Surroundings:
         own.mkdir()
         assert train(configuration("text", own, *overrides)).verdict == "done"
         return end_of(own / "run")
+
+
+@contextmanager
+def _temporaries(process: Process, folder: Path) -> Iterator[Mapping[str, str | None]]:
+    """Yield the variables of a process, whose TMPDIR is a folder on another file system, in which it leaves nothing."""
+    if process.environment.get("TMPDIR") != ELSEWHERE:
+        yield process.environment
+        return
+    places = [place for place in map(Path, PLACES) if os.access(place, os.W_OK | os.X_OK)]
+    other = [place for place in places if place.stat().st_dev != folder.stat().st_dev]
+    if not other:
+        print(f"SKIPPED L13: of {', '.join(PLACES)} none is on another file system than {folder}", flush=True)
+    with tempfile.TemporaryDirectory(dir=(other or [folder])[0]) as temporaries:
+        yield {**process.environment, "TMPDIR": temporaries}
+        assert os.listdir(temporaries) == [], "something was left in TMPDIR"
 
 
 def stop(name: str, folder: Path, after: int = STOPPED) -> None:
