@@ -147,7 +147,8 @@ class Fuzz:
 
 def _difference(before: bytes, after: bytes) -> str:
     first = next((at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
-    return f"at byte {first}: {before[first - 20 : first + 40]!r} became {after[first - 20 : first + 40]!r}"
+    begin = max(first - 20, 0)
+    return f"at byte {first}: {before[begin : first + 40]!r} became {after[begin : first + 40]!r}"
 
 
 @contextmanager
