@@ -1,10 +1,12 @@
-"""How fast an attempt is verified, beside what hashlib alone makes of the same bytes in memory."""
+"""How fast an attempt is verified, beside what hashlib alone makes of the same bytes, and in how much memory."""
 
 import argparse
 import dataclasses
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +45,17 @@ SCALARS: dict[str, Any] = {
     "scaler": None,
     "best": [],
 }
+# The command as a person gives it; the most that this process held, Python itself included, is its last line.
+_VERIFY = """
+import sys
+from pathlib import Path
+from pretrain import cli
+try:
+    cli.application(["verify-manifest", sys.argv[1]], prog_name="pretrain")
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class VerifyRate:
 
     hashlib: for bytes in the cache of the core; file_digest: for the files, read as hashlib itself reads them.
     Of the clock, and of the processor, which others that use the machine hardly disturb.
+    peak_bytes: the most memory that a `pretrain verify-manifest` of its own held, on all cores.
     """
 
     bytes: int
@@ -65,6 +79,7 @@ class VerifyRate:
     file_digest_processor: float
     one_core_processor: float
     all_cores_processor: float
+    peak_bytes: int
 
     @property
     def ratio(self) -> float:
@@ -156,7 +171,14 @@ def measure(folder: Path, megabytes: int, checkpoints: int, rounds: int) -> Veri
         every.append(_seconds(lambda: lineage.verify(attempt)))
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     measured = [median(pair[which] for pair in pairs) for which in (0, 1) for pairs in (alone, plain, one, every)]
-    return VerifyRate(total, found.num_files, cores, load, *measured)
+    return VerifyRate(total, found.num_files, cores, load, *measured, peak_bytes(attempt))
+
+
+def peak_bytes(path: Path) -> int:
+    """Return the most memory that a process of its own holds while it verifies an attempt or a checkpoint."""
+    # Not by what the system tells of a child that has ended: that counts from before it became this program.
+    answer = subprocess.run([sys.executable, "-c", _VERIFY, str(path)], check=True, capture_output=True, text=True)
+    return int(answer.stdout.split()[-1]) * 1024
 
 
 def _hash(block: memoryview, total: int) -> None:
@@ -194,7 +216,9 @@ def table(rate: VerifyRate) -> str:
         f"{name:<28}{rate.bytes / wall / 1e9:>14.2f}{rate.bytes / busy / 1e9:>14.2f}  {text}".rstrip()
         for name, wall, busy, text in zip(names, clock, processor, beside, strict=True)
     ]
-    return "\n".join([*lines, f"all cores are {rate.speedup:.2f} times as fast as one"])
+    lines.append(f"all cores are {rate.speedup:.2f} times as fast as one")
+    lines.append(f"at most {rate.peak_bytes / 1e6:.1f} MB of memory were held, Python itself included")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -17,10 +17,13 @@ from typing import IO
 
 import pytest
 
-from pretrain import cli
+from pretrain import cli, lineage
+from pretrain.config import load
+from pretrain.evidence import checkpoint
 from pretrain.machine.signals import STOP_SIGNALS
 from tests.cli.calling import pretrain
-from tests.tiny import write_config
+from tests.loop.lineages import end_of, small_config
+from tests.tiny import train, write_config
 
 STEPS = 120
 PIPE_BYTES = 4096  # less than the lines of 60 steps
@@ -102,6 +105,41 @@ def test_s33_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "run/attempts/0001/outcome.json").exists()
     assert pretrain("resume", "--attempt", tmp_path / "run", f"training.max_steps={STEPS + 1}", "--quiet").code == 0
+
+
+@pytest.mark.parametrize(("phases", "code"), [(["second save"], 75), (["second save", "record"], 130)])
+def test_s33_in_the_middle_of_a_save_the_first_one_ends_it_after_the_save_and_the_second_at_once(
+    tmp_path: Path, phases: list[str], code: int
+) -> None:
+    """The second one comes where the save has come to its record, which is all that makes it a checkpoint."""
+    config, run = small_config(tmp_path, "text", max_steps=4, every=2), tmp_path / "run"
+    words = ["train", "--config", str(config), f"run.dir={run}", "--quiet"]
+    command = [sys.executable, "-m", "tests.drill.standing", ",".join(phases), *words]
+    attempt = run / "attempts/0001"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in phases:
+                found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+                assert found is not None
+                assert found.si_code == os.CLD_STOPPED, "it never came to the save"
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                assert [step for step, _ in checkpoint.list_checkpoints(attempt)] == [0], "it is not inside the save"
+                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGCONT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    saved = [0, 2] if code == 75 else [0]
+    assert [step for step, _ in checkpoint.list_checkpoints(attempt)] == saved
+    assert (attempt / "outcome.json").exists() == (code == 75)
+    found = lineage.verify(attempt)
+    assert found.unfinished
+    assert (found.changed, found.missing, found.unsafe) == ((), (), ()), found.text()
+    assert pretrain("resume", "--attempt", run, "--quiet").code == 0
+    assert train(load(config, [f"run.dir={tmp_path / 'whole'}"])).verdict == "done"
+    assert end_of(run) == end_of(tmp_path / "whole")
 
 
 def test_once_the_work_is_done_a_signal_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

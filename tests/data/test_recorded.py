@@ -68,7 +68,7 @@ def resident_bytes():
 
 @pytest.mark.parametrize("source", ["text", "iq"])
 def test_s46_memory_stays_bounded_over_2000_batches(tmp_path, source):
-    size = 64 << 20
+    size = 200 << 20
     path = tmp_path / "large.ci16_le"
     with path.open("wb") as file:
         file.write(b"\1")  # a recording without any power is refused

@@ -76,8 +76,8 @@ def test_s43_a_validation_span_without_a_window_is_refused(alphabet):
         text(alphabet, span=(0.95, 1.0))
 
 
-def test_s40_s41_every_byte_is_a_token_below_the_vocabulary(tmp_path):
-    """S40, S41: a byte can be no other token than itself, and is never narrowed on the way."""
+def test_every_byte_is_a_token_below_the_vocabulary(tmp_path):
+    """A byte can be no other token than itself, and is never narrowed on the way."""
     path = tmp_path / "bytes.bin"
     path.write_bytes(bytes(range(256)))
     windows = text(path, length=255)

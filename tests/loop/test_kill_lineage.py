@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pretrain import files, lineage
+from pretrain.evidence import namespace
 from tests.loop.forks import Forks, Life, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
+from tests.loop.probes import newest_attempt
 
 # Two refusals, a rollback from within the window of a checkpoint, and a refusal behind it.
 HURT = "faults.inject=[nan_grad@1, inf_loss@3, nan_weight@5, nan_grad@7]"
@@ -83,6 +86,36 @@ def test_killed_at_any_moment(forks: Forks, tmp_path: Path) -> None:
         run.live(delay_seconds=chance.uniform(0.0, 0.3))
     finish(run, reference)
     assert sum(run.kinds.values()) >= 5, "hardly any life was killed"  # how many depends on the machine
+
+
+def test_s31_two_runs_at_once_each_killed_and_restarted_five_times(forks: Forks, tmp_path: Path) -> None:
+    """What a death in the middle of a checkpoint leaves has a name of its own, is reported, and is nobody else's."""
+    reference = untouched(forks, tmp_path, "text", max_steps=12)
+    runs = [Lineage(forks, reference.config, tmp_path / name) for name in ("one", "other")]
+    left: set[Path] = set()
+    for number in range(5):
+        config = None if number else str(reference.config)
+        orders = [
+            Order(str(run.run), f"{run.run}.log", config, armed_by="shard_0", kill_at=3 + 8 * place, torn=True)
+            for place, run in enumerate(runs)
+        ]
+        for run, life in zip(runs, forks.together(orders), strict=True):
+            assert life.exit_code is None, life
+            run.lived(life, f"killed {number + 1} times")
+            attempt = newest_attempt(run.run)
+            names = temporaries(attempt)
+            assert len(names) == 1, life
+            assert names <= {*lineage.verify(attempt).extra}, lineage.verify(attempt).text()
+            left |= {attempt / name for name in names}
+    for run in runs:
+        finish(run, reference)
+        assert len(namespace.list_attempts(run.run)) == 6
+    assert left == {run.run / name for run in runs for name in temporaries(run.run)}
+    assert len({path.name for path in left}) == 10, left
+
+
+def temporaries(folder: Path) -> set[str]:
+    return {name for name, _ in files.walk(folder) if files.TEMPORARY.fullmatch(name.rpartition("/")[2])}
 
 
 def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at: int) -> Iterator[Life]:
