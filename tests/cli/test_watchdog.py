@@ -18,8 +18,8 @@ from tests.tiny import write_config
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 90
 
-# In the fifth step; `read` hangs in a system call, as on a dead file server, and `disk` takes the disk with it. Or, after
-# the eighth step, in the third of the batches that are scored, or in the middle of the checkpoint's shard file.
+# In the fifth step; `read` hangs in a system call, as on a dead file server, and `disk` takes the disk with it. After
+# the eighth step; `validation` hangs in the third batch that is scored, and `save` in the middle of the shard file.
 HANGS = """
 import os, signal, sys, time
 from pretrain import files

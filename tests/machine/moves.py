@@ -1,4 +1,4 @@
-"""Every place of the package that counts progress, as its syntax trees name them, and those a piece of work comes by."""
+"""Every place of the package that counts progress, as its syntax trees name it, and those that some work comes by."""
 
 import ast
 import sys

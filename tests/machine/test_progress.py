@@ -1,4 +1,4 @@
-"""Every place that counts progress: that the number rises with each piece of the real work, and that none is unlisted."""
+"""Every place that counts progress: the number rises with each piece of the real work, and no place is unlisted."""
 
 import ast
 import threading
