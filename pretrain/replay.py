@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from pretrain import progress
 from pretrain.batch import StepBatch
 from pretrain.gradients import accumulate, block_norms, clip, global_norm, rescue
 from pretrain.machine.precision import autocast
@@ -92,6 +93,7 @@ class Twin:
                     losses += on.task.sample_losses(self._model, micro_batch, on.device).tolist()
                 largest.append(torch.stack(seen).float())
                 seen.clear()
+                progress.moved()
         finally:
             for hook in hooks:
                 hook.remove()

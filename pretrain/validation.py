@@ -1,6 +1,6 @@
 """One full pass over every validation set: exact sums by signal class, beside baselines scored on the same windows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,13 @@ class Validator:
             baselines[name] = totals
         return baselines
 
-    def _reference_batches(self) -> list[Batch]:
+    def _reference_batches(self) -> Iterator[Batch]:
         count = len(self._train)
         chosen = np.unique(np.linspace(0, count - 1, min(count, _REFERENCE_WINDOWS)).astype(np.int64))
-        parts = (chosen[start : start + 256] for start in range(0, len(chosen), 256))
-        return [Batch(self._train.read(part), 0, int(part[0]), self._train.labels(part)) for part in parts]
+        for start in range(0, len(chosen), 256):
+            progress.moved()  # What a baseline counts of the batch before may take as long as reading this one.
+            part = chosen[start : start + 256]
+            yield Batch(self._train.read(part), 0, int(part[0]), self._train.labels(part))
 
 
 def _add(totals: Totals, batch: Batch, scores: Mapping[str, torch.Tensor]) -> None:

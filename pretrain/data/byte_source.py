@@ -103,6 +103,7 @@ class FileBytes:
         """See `ByteSource.check_unchanged`."""
         # By name, not by descriptor: a name that still leads to the hashed inode leads to what is read, too.
         self._compare(_look(self.path))
+        progress.moved()  # one file of a million, perhaps on a server
 
     def _compare(self, now: "_Seen | None") -> None:
         if now == self._seen:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pretrain import progress
 from pretrain.errors import ConfigError, ProjectionError
 from pretrain.optimizers.groups import NamedParameters, Roles, split_hidden
 from pretrain.optimizers.low_rank import (
@@ -96,6 +97,7 @@ class GaLore(torch.optim.Optimizer):
             if one.before % settings.galore_update_interval == 0:
                 basis = _leading(one.name, one.gradient, on_the_right(one.parameter), settings.galore_rank)
                 one.state["basis"].copy_(basis)
+                progress.moved()  # All of a large model are decomposed in one step, each of them in seconds.
         for one in matrices:
             one.state["step"] += 1
             basis, right = one.state["basis"], on_the_right(one.parameter)

@@ -18,12 +18,15 @@ from tests.tiny import write_config
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 90
 
-# In the fifth step; `read` hangs in a system call, as on a dead file server, and `disk` takes the disk with it.
+# In the fifth step; `read` hangs in a system call, as on a dead file server, and `disk` takes the disk with it. After
+# the eighth step; `validation` hangs in the third batch that is scored, and `save` in the middle of the shard file.
 HANGS = """
 import os, signal, sys, time
 from pretrain import files
 from pretrain.cli import main
+from pretrain.evidence import shard_writer  # takes its second of imports before the watchdog looks
 from pretrain.loop import steps
+from pretrain.tasks.text import TextTask
 
 how = sys.argv.pop(1)
 reading, writing = os.pipe()
@@ -35,7 +38,7 @@ def accumulate(*words):
         time.sleep(0.5)  # so that the watchdog has looked at the same number before and afterwards
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.5)
-    elif len(calls) == 5 and how != "manifest":
+    elif len(calls) == 5 and how in ("read", "disk"):
         if how == "disk":
             files.publish = lambda *_: os.read(reading, 1)
         os.read(reading, 1)
@@ -44,6 +47,35 @@ def accumulate(*words):
 if how == "manifest":  # half of it is written, and the rest, or its rename, may come to be or not
     from pretrain.evidence import manifest
     manifest.publish_manifest = lambda *_: os.read(reading, 1)
+
+score = TextTask.score
+
+def score_or_hang(self, model, batch, device):
+    if len(calls) == 8 and batch.position == 2 * 2:
+        os.read(reading, 1)
+    return score(self, model, batch, device)
+
+if how == "validation":
+    TextTask.score = score_or_hang
+
+class Disk(files.System):
+    shard, writes = None, 0
+
+    def open(self, path, flags, mode=0o644):
+        fd = super().open(path, flags, mode)
+        if len(calls) == 8 and path.name.endswith(".safetensors"):
+            self.shard = fd
+        return fd
+
+    def write(self, fd, data):
+        if fd == self.shard:
+            self.writes += 1
+            if self.writes == 9:
+                os.read(reading, 1)
+        return super().write(fd, data)
+
+if how == "save":
+    files.system = Disk()
 
 steps.accumulate = accumulate
 main()
@@ -94,6 +126,38 @@ def test_a_step_that_hangs_in_a_system_call(tmp_path: Path) -> None:
         assert (resumed.code, resumed.json["checkpoint"]) == (0, whole.json["checkpoint"])
         streams = [tmp_path / name / "metrics.jsonl" for name in (f"{how}/attempts/0002", "whole/attempts/0001")]
         assert streams[0].read_bytes() == streams[1].read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "place", "left"), [("validation", "score_or_hang", []), ("save", "write", ["step_00000008"])]
+)
+def test_what_follows_a_step_hangs(how: str, place: str, left: list[str], tmp_path: Path, made: Path) -> None:
+    with hangs(how, tmp_path, 1) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 8, err
+    assert f"thread MainThread:\n  {place} (<string>:" in err
+    assert "Traceback" not in err
+
+    attempt = tmp_path / how / "attempts/0001"
+    record, answer = json.loads((attempt / "outcome.json").read_bytes()), json.loads(out)
+    assert (record["verdict"], record["exit_code"], record["step"]) == ("stalled", 8, 8)
+    assert f"the main thread is in {place} (<string>:" in record["reason"]
+    assert record["checkpoint"]["step"] == 4
+    assert (answer["verdict"], answer["exit_code"], answer["checkpoint"]) == ("stalled", 8, record["checkpoint"])
+    warned, last = map(json.loads, (attempt / "events.jsonl").read_text().splitlines()[-2:])
+    assert (warned["event"], warned["step"], last["event"], last["verdict"]) == ("warning", 8, "end", "stalled")
+    assert f"thread MainThread:\n  {place} (<string>:" in warned["text"]
+    assert [
+        path.name for path in (attempt / "checkpoints").iterdir() if not (path / "checkpoint.json").exists()
+    ] == left
+
+    resumed = pretrain("resume", "--attempt", tmp_path / how, "training.watchdog_timeout_seconds=0", "--json")
+    latest = json.loads((made / "finished/attempts/0001/manifest.json").read_bytes())["latest"]
+    assert (resumed.code, resumed.json["checkpoint"]) == (0, latest)
+    streams = [tmp_path / how / "attempts/0002/metrics.jsonl", made / "finished/attempts/0001/metrics.jsonl"]
+    assert streams[0].read_bytes() == streams[1].read_bytes()
+    assert lineage.verify(tmp_path / how / "attempts/0002").ok
 
 
 @pytest.mark.slow

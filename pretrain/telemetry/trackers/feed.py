@@ -1,10 +1,12 @@
 """Hands rows to one tracker from a thread of its own, so that whatever it does, the training goes on as without it."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from pretrain import progress
 from pretrain.machine import leaving
 from pretrain.telemetry.csv_log import cells
 from pretrain.telemetry.sink import Event, MonitorShown, StepRow, ValidationShown, WentBack
@@ -12,6 +14,7 @@ from pretrain.telemetry.trackers.tracker import Tracker
 
 ROWS_WAITING = 10_000
 CLOSE_SECONDS = 5.0
+_NAP_SECONDS = 0.1
 _TEXT_LIMIT = 300
 # The step is the place of a row, the attempt the same in all of them, and the action its name.
 _NO_VALUE = frozenset({"attempt", "step", "action"})
@@ -105,7 +108,10 @@ class Feed:
         if self._is_off:
             return
         self._waiting.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        end = time.monotonic() + CLOSE_SECONDS
+        while self._thread.is_alive() and (left := end - time.monotonic()) > 0:
+            progress.moved()  # A wait that has an end is no stall.
+            self._thread.join(min(left, _NAP_SECONDS))
         self._is_given_up = self._thread.is_alive()
         lost = self._given + self._dropped - self._shown
         if self._failure is not None:
