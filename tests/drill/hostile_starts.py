@@ -69,7 +69,7 @@ def _replay_file(at: Place, words: str) -> Commands:
     """A file of a stranger that a replay reads on its way to the step: of checkpoints that of each."""
     file, name = words.split(" ")
     attempt = at.copy()
-    for path in attempt.glob(file):
+    for path in attempt.glob(file) if "*" in file else (attempt / file,):
         if name in LINKS:
             make(name, path, at.outside)
         else:
@@ -150,31 +150,35 @@ def _torch(at: Place, words: str) -> Commands:
             (place / RECORD).unlink()
             (place / SHARD).unlink()
     place = attempt / NEWEST
-    met: Commands = [["inspect-checkpoint", place], ["verify-manifest", place], ["resume", "--attempt", attempt]]
-    return [*met, *at.begin(place), *_replay(attempt)]
+    met: Commands = [["inspect-checkpoint", place], ["verify-manifest", place], *at.begin(place), *_replay(attempt)]
+    return [*met, ["resume", "--attempt", attempt]]  # last, for it may begin a child
 
 
-def _weights_nan(at: Place, name: str) -> Commands:
-    """A checkpoint that is whole in every digest, and one of whose weights is no number."""
+def not_finite(place: Path, value: float) -> None:
+    """Put a number that is none into a weight of a checkpoint, and make every digest right again."""
     import torch
     from safetensors.torch import load
 
+    data = bytearray((place / SHARD).read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    first = min(one for one in header if one.startswith("model."))
+    start = 8 + length + header[first]["data_offsets"][0]
+    data[start : start + 4] = torch.tensor(value).numpy().tobytes()
+    rows = {}
+    for tensor_name, tensor in load(bytes(data)).items():
+        dtype, shape = header[tensor_name]["dtype"], tuple(header[tensor_name]["shape"])
+        raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        rows[tensor_name] = (dtype, shape, hashlib.sha256(raw).hexdigest())
+    seal_shard(place, bytes(data))
+    (place / RECORD).write_bytes(rewrite(place / RECORD, {"content_sha256": content_sha256(rows)}))
+
+
+def _weights_nan(at: Place, name: str) -> Commands:
     attempt = at.copy()
     for place in attempt.glob("checkpoints/*"):
-        data = bytearray((place / SHARD).read_bytes())
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        first = min(one for one in header if one.startswith("model."))
-        start = 8 + length + header[first]["data_offsets"][0]
-        data[start : start + 4] = torch.tensor(float(name)).numpy().tobytes()
-        rows = {}
-        for tensor_name, tensor in load(bytes(data)).items():
-            dtype, shape = header[tensor_name]["dtype"], tuple(header[tensor_name]["shape"])
-            raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-            rows[tensor_name] = (dtype, shape, hashlib.sha256(raw).hexdigest())
-        seal_shard(place, bytes(data))
-        (place / RECORD).write_bytes(rewrite(place / RECORD, {"content_sha256": content_sha256(rows)}))
-    return [["resume", "--attempt", attempt], *at.begin(attempt / NEWEST, "faults.inject=[]")[:1]]
+        not_finite(place, float(name))
+    return [*at.begin(attempt / NEWEST, "faults.inject=[]")[:1], ["resume", "--attempt", attempt]]
 
 
 def _whole(at: Place, what: str) -> Commands:
