@@ -70,6 +70,8 @@ def _place_of(path: Path) -> tuple[int, Path]:
     """Return the number of the attempt in which an incident's file lies, and its run folder."""
     if not path.is_file():
         raise ConfigError(f"{path}: expected the file of an incident, found none there{_there(path)}")
+    if path.parent.is_symlink():
+        raise IntegrityError(f"{path.parent}: expected a folder, found a symlink")
     whole = path.resolve()
     number = namespace.number_of(whole.parent.parent)
     named = incident.number_of(f"{whole.parent.name}/{whole.name}")

@@ -109,7 +109,14 @@ def _from_checkpoint(config: RunConfig, model: nn.Module) -> Start:
     path = str(config.init.from_checkpoint)
     place = _checkpoint_of(Path(path))
     with _misfit_explained(place, config):
-        record = checkpoint.load_weights(place, _weights_of(model))
+        weights = _weights_of(model)
+        record = checkpoint.load_weights(place, weights)
+    wrong = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if wrong:  # None of this program holds one, and no step can be taken from it.
+        more = f" and {len(wrong) - 1} more hold" if len(wrong) > 1 else " holds"
+        raise ConfigError(
+            f"init.from_checkpoint: {place}: {wrong[0]}{more} a number that is not finite; use another one"
+        )
     notes = _other_settings(place, config)
     return Start(_record("checkpoint", str(place), record.record_sha256, model), notes, is_loaded=True)
 

@@ -1,6 +1,7 @@
 """Weights of a Llama or Qwen3 folder of Hugging Face, checked against the decoder that is to take them."""
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _WIDENED = (torch.float32, torch.bfloat16, torch.float16)
 _JSON_LIMIT = 16 << 20
 _FAULTS_SHOWN = 20
+_LETTERS_SHOWN = 200
 # What Llama and Qwen3 are, in settings of the decoder; one that the decoder does not have is as Llama has it.
 _FIXED: Mapping[str, Any] = {
     "norm": "rmsnorm",
@@ -76,7 +78,9 @@ def _config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / CONFIG)
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise ConfigError(f"init.from_huggingface: {folder / CONFIG}: model_type {kind!r} is none of {MODEL_TYPES}")
+        raise ConfigError(
+            f"init.from_huggingface: {folder / CONFIG}: model_type {_value(kind)} is none of {MODEL_TYPES}"
+        )
     return config
 
 
@@ -84,8 +88,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"init.from_huggingface: {path}: missing; expected the folder of a Llama or Qwen3 model")
     try:
-        # The cache of Hugging Face holds links to its blobs.
-        value = json.loads(files.read_regular(path.resolve(), limit=_JSON_LIMIT))
+        value = json.loads(files.read_regular(_real(path), limit=_JSON_LIMIT))
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path}: expected JSON: {error}") from error
     if not isinstance(value, dict):
@@ -93,12 +96,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _real(path: Path) -> Path:
+    """Return where the file of a folder lies: in it, or among the blobs of the cache of Hugging Face, as a link."""
+    real, folder = path.resolve(), path.parent.resolve()
+    if real.parent not in (folder, folder.parent.parent / "blobs"):
+        raise IntegrityError(
+            f"init.from_huggingface: {path}: expected a file of this folder, or a link into ../../blobs as the "
+            f"cache of Hugging Face has it, found a link to {real}; copy the file, or name the folder that holds it"
+        )
+    return real
+
+
 def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSettings) -> tuple[list[str], list[str]]:
     """Return what of a config.json this decoder is not, and what is near enough."""
     is_qwen = config["model_type"] == "qwen3"
     heads = config.get("num_attention_heads", 32)
     width = config.get("hidden_size")
-    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling")
+    rope, scaling, eps = (
+        config.get("rope_parameters") or {},
+        config.get("rope_scaling"),
+        config.get("rms_norm_eps", 1e-6),
+    )
+    wrong = [
+        *([] if isinstance(rope, dict) else [f"rope_parameters is {_value(rope)}; expected an object"]),
+        *([] if _is_share(eps) else [f"rms_norm_eps is {_value(eps)}; expected a number from 0 to 1"]),
+    ]
+    if wrong:
+        return wrong, []
     is_scaled = scaling is not None and not _is_default(scaling)
     if scaling is not None and not is_scaled:
         rope = {**scaling, **rope}
@@ -129,7 +153,7 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
             settings.tie_embeddings,
         ),
     ]
-    faults = [f"{name} is {found!r}, but {ours} is {own!r}" for name, found, ours, own in sizes if found != own]
+    faults = [f"{name} is {_value(found)}, but {ours} is {own!r}" for name, found, ours, own in sizes if found != own]
     expected = {
         "hidden_act": ("silu", "silu"),
         "attention_bias": (False, False),
@@ -139,18 +163,21 @@ def _compare(config: Mapping[str, Any], model: Decoder, settings: DecoderSetting
     for name, (default, wanted) in expected.items():
         found = config.get(name, default)
         if found != wanted:
-            faults.append(f"{name} is {found!r}, which this decoder does not do; expected {wanted!r}")
+            faults.append(f"{name} is {_value(found)}, which this decoder does not do; expected {wanted!r}")
     if is_scaled:
-        faults.append(f"rope_scaling is {scaling!r}, which this decoder does not do; expected None")
+        faults.append(f"rope_scaling is {_value(scaling)}, which this decoder does not do; expected None")
     if rope.get("rope_type", "default") != "default":
-        faults.append(f"rope_type is {rope['rope_type']!r}, which this decoder does not do; expected 'default'")
+        faults.append(f"rope_type is {_value(rope['rope_type'])}, which this decoder does not do; expected 'default'")
     for name, wanted in _FIXED.items():
         if (own := getattr(settings, name, wanted)) != wanted:
             faults.append(f"model.{name} is {own!r}; expected {wanted!r}")
     faults += _norms_of_heads(is_qwen, settings)
-    eps = config.get("rms_norm_eps", 1e-6)
     notes = [] if eps == NORM_EPS else [f"the norms of the weights it starts from add {eps:g}, these add {NORM_EPS:g}"]
     return faults, notes
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _is_default(scaling: Any) -> bool:
@@ -195,9 +222,9 @@ def _places(folder: Path, *, tied: bool) -> dict[str, Path]:
     for shard in shards:
         for name in _names(shard):
             if named is not None and named.get(name) != shard.name:
-                raise IntegrityError(f"{shard}: holds {name}, and {INDEX} places it in {named.get(name)!r}")
+                raise IntegrityError(f"{shard}: holds {_cut(name)}, and {INDEX} places it in {_value(named.get(name))}")
             if name in places:
-                raise IntegrityError(f"{shard}: holds {name}, and so does {places[name].name}")
+                raise IntegrityError(f"{shard}: holds {_cut(name)}, and so does {places[name].name}")
             places[name] = shard
     if named is not None and (lost := sorted(set(named) - set(places))):
         raise IntegrityError(f"{folder}: {INDEX} names tensors that no file holds: {_shown(lost)}")
@@ -240,20 +267,31 @@ def _tensors(places: Mapping[str, Path]) -> Iterator[tuple[str, torch.Tensor]]:
                 try:
                     yield name, opened.get_tensor(name)
                 except SafetensorError as error:
-                    raise IntegrityError(f"{path}: {name}: {error}") from error
+                    raise IntegrityError(f"{path}: {_cut(name)}: {_cut(str(error))}") from error
 
 
 def _open(path: Path) -> Any:
     if not path.is_file():
         raise IntegrityError(f"{path}: missing, and {INDEX} names it")
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        return safe_open(_real(path), framework="pt", device="cpu")
     except SafetensorError as error:
-        raise IntegrityError(f"{path}: expected a safetensors file: {error}") from error
+        raise IntegrityError(f"{path}: expected a safetensors file: {_cut(str(error))}") from error
+
+
+def _value(found: Any) -> str:
+    """Return the repr of what a file says, of which a person is shown no more than a line: a stranger wrote it."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = _LETTERS_SHOWN
+    return short.repr(found)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LETTERS_SHOWN else f"{text[:_LETTERS_SHOWN]}..."
 
 
 def _shown(faults: Iterable[str]) -> str:
-    found = list(faults)
+    found = [_cut(fault) for fault in faults]
     return "; ".join(found[:_FAULTS_SHOWN]) + (
         f"; and {len(found) - _FAULTS_SHOWN} more" if len(found) > _FAULTS_SHOWN else ""
     )

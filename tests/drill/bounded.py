@@ -27,9 +27,8 @@ _TRACED = "execve,execveat,open,openat,openat2,connect"
 class Call:
     """What a command came to.
 
-    code: its exit code, None where it ran out of time or was killed. seconds: of the processor. memory: bytes beyond
-    those of the warm process.
-    system_calls: as strace shows them, None where there is no strace.
+    code: its exit code, None where it ran out of time or was killed. seconds: of the processor. memory: the most bytes
+    that it held beyond those it was born with. system_calls: as strace shows them, None where there is no strace.
     """
 
     code: int | None
@@ -135,13 +134,22 @@ def _run(order: _Order, size: int) -> int:
     return 0
 
 
-def _fork(order: _Order) -> dict[str, Any]:
+def _sizes() -> list[int]:
+    """The bytes of this process: its addresses, and what of them is in memory."""
     with open("/proc/self/statm") as file:
-        size, resident = (int(word) * resource.getpagesize() for word in file.read().split()[:2])
+        return [int(word) * resource.getpagesize() for word in file.read().split()[:2]]
+
+
+def _fork(order: _Order) -> dict[str, Any]:
+    born = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            size, resident = _sizes()  # a child is born without the pages of files, and far smaller than its parent
+            os.write(born[1], resident.to_bytes(8, "little"))
+            for end in born:
+                os.close(end)
             code = _run(order, size)
         finally:
             if sys.exc_info()[0] is not None:
@@ -149,6 +157,9 @@ def _fork(order: _Order) -> dict[str, Any]:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    os.close(born[1])
+    resident = int.from_bytes(os.read(born[0], 8), "little")
+    os.close(born[0])
     with _killed_in_time(child):
         _, status, usage = os.wait4(child, 0)
     seconds = usage.ru_utime + usage.ru_stime

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,9 @@ from pretrain.evidence import canonical
 from tests.drill.bounded import MEMORY, SECONDS, Call, Calls
 from tests.drill.corruption import STEPS, STOPPED_AFTER
 from tests.drill.hostile_content import BOMBS, CONFIGS, HEADS, PICKLES
+from tests.drill.hostile_places import Place, make
+from tests.drill.hostile_starts import STARTS, codes_of
+from tests.drill.hostile_weights import weights_folder
 from tests.drill.kill_sweep import HURT
 from tests.drill.layer import Layer
 from tests.evidence.attempts import rewrite
@@ -27,6 +29,8 @@ from tests.tiny import train, write_config
 SHARD, RECORD, MANIFEST = "shard_00000.safetensors", "checkpoint.json", "manifest.json"
 SECRET = b"nobody's business\n"
 NEWEST = "checkpoints/step_00000003"
+LEAST_MEMORY = 1 << 20  # what any command takes; less means that nothing is measured
+MESSAGE = 20_000  # letters that a person may be told
 # Paths that a manifest names with the right hash; {outside} is a folder beside the run.
 PATHS = {
     "up": "../outside/secret",
@@ -54,6 +58,7 @@ PATHS = {
 }
 KINDS = ("link", "link-to-zero", "link-to-itself", "pipe", "zero", "socket", "folder", "sparse")
 NODES = ("manifest.json", "environment.json", "config.yaml", "metrics.jsonl", f"{NEWEST}/{RECORD}", f"{NEWEST}/{SHARD}")
+EACH = 25  # of a quick part; a prime to the lengths of most kinds, so that it meets other names in each
 # What no reader may take for damage: nothing rests on it, and a run goes on without it.
 UNBOUND = ("events.jsonl",)
 
@@ -82,7 +87,7 @@ class Hostile:
         }
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Every file, in every place that a command reads; of a quick part every twelfth."""
+        """Every file, in every place that a command reads; of a quick part every 25th."""
         content = {**PICKLES, **BOMBS}
         named = ("environment.json", "metrics.jsonl", "incidents/incident_0001.json", *UNBOUND)
         points = [
@@ -99,7 +104,8 @@ class Hostile:
             *(f"huggingface-json {name}" for name in (*PICKLES, *BOMBS)),
             *(f"sigmf {name}" for name in ("escaping", "absolute", *BOMBS)),
         ]
-        return points if whole else points[::12]
+        points += [f"{kind} {name}" for kind, (_, names) in STARTS.items() for name in names]
+        return points if whole else points[::EACH]
 
     def _kinds(self) -> tuple[str, ...]:
         try:
@@ -118,35 +124,40 @@ class Hostile:
         (self._outside / "secret").write_bytes(SECRET)
         work = folder / "work"
         work.mkdir()
-        commands = self._builders[kind](name, work)
+        if kind in STARTS:
+            commands = STARTS[kind][0](Place(self._folder, self._config, work, self._outside, self._canary), name)
+        else:
+            commands = self._builders[kind](name, work)
         before = _seen(work)
         for words in commands:
-            self._judge(self._calls.call([*words, "--json"], work), words, name)
-            if words[0] != "resume" or not {*name.split(" ")} & {*UNBOUND}:
+            call = self._calls.call([*words, "--json"], work)
+            self._judge(call, words, kind, name)
+            if words[0] != "resume" or call.code in (2, 3):
                 assert _seen(work) == before, f"{words[0]} has changed something"
         assert (self._outside / "secret").read_bytes() == SECRET
         assert sorted(os.listdir(self._outside)) == ["secret"], "something was written outside"
 
-    def _judge(self, call: Call, words: list[object], name: str) -> None:
+    def _judge(self, call: Call, words: list[object], kind: str, name: str) -> None:
         where = f"pretrain {words[0]}: {call.code}\n{call.out[-2000:]}\n{call.err[-4000:]}"
         assert not self._canary.exists(), f"code was run: {where}"
         assert call.code is not None, f"killed after {call.seconds:.1f} s, {call.memory / 1e6:.0f} MB: {where}"
         assert call.seconds < SECONDS, f"{call.seconds:.1f} s: {where}"
-        assert call.memory < MEMORY, f"{call.memory / 1e6:.0f} MB: {where}"
+        assert LEAST_MEMORY < call.memory < MEMORY, f"{call.memory / 1e6:.1f} MB: {where}"
         assert not call.executed, f"{call.executed}: {where}"
         assert not call.opened(self._outside), f"{call.opened(self._outside)}: {where}"
         assert "Traceback" not in call.err, where
         is_unbound = bool({*name.split(" ")} & {*UNBOUND})
         is_resumed = is_unbound and words[0] == "resume"
-        assert call.code in ((0, 3) if is_resumed else (2, 3)), where
+        assert call.code in ((0, 3) if is_resumed else codes_of(kind, name, words[0])), where
         assert call.out.count("\n") == 1, where
         answer = json.loads(call.out)
         if words[0] == "verify-manifest" and call.code == 3:
             found = [*answer["extra"], *answer["missing"], *answer["changed"], *answer["unsafe"]]
             assert found or is_unbound or name in ("another-model", "shape-2^63-of-0"), where
-        elif not is_resumed and words[0] != "verify-manifest":
+        elif call.code in (2, 3) and not is_resumed and words[0] != "verify-manifest":
             assert answer["reason"], where
             assert call.err.startswith("pretrain: "), where
+            assert len(call.err) < MESSAGE, f"a message of {len(call.err)} letters: {where}"
 
     # --- what is put where; each returns the commands that meet it -------------------------------------
 
@@ -224,29 +235,11 @@ class Hostile:
         return self._every(attempt) if len(names) > 1 else self._all(attempt)
 
     def _make(self, kind: str, path: Path) -> None:
-        path.unlink()
-        match kind:
-            case "link":
-                path.symlink_to(self._outside / "secret")
-            case "link-to-zero":
-                path.symlink_to("/dev/zero")
-            case "link-to-itself":
-                path.symlink_to(path.name)
-            case "pipe":
-                os.mkfifo(path)
-            case "zero":
-                os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
-            case "socket":
-                with socket.socket(socket.AF_UNIX) as bound:
-                    here = os.getcwd()
-                    os.chdir(path.parent)  # the whole path may be longer than a socket's may be
-                    bound.bind(path.name)
-                    os.chdir(here)
-            case "folder":
-                path.mkdir()
-            case "sparse" | "gigabyte":
-                path.touch()
-                os.truncate(path, 1 << 40 if kind == "sparse" else (1 << 30) - 1)
+        if kind == "zero":
+            path.unlink()
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        else:
+            make(kind, path, self._outside)
 
     def _train(self, name: str, work: Path) -> list[list[object]]:
         config = work / "config.yaml"
@@ -268,22 +261,7 @@ class Hostile:
 
     def _huggingface(self, name: str, work: Path) -> list[list[object]]:
         """Weights that a new run is to start from."""
-        folder = work / "weights"
-        folder.mkdir()
-        described = {
-            "model_type": "llama",
-            "hidden_size": 16,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "vocab_size": 257,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 16,
-        }
-        (folder / "config.json").write_text(json.dumps(described))
+        folder = weights_folder(work)
         if name == "bin":
             (folder / "pytorch_model.bin").write_bytes(PICKLES["torch-zip"](self._canary))
         elif name == "escaping":
@@ -342,4 +320,4 @@ def opened(folder: Path, seed: int) -> Iterator[Hostile]:
         yield Hostile(calls, folder)
 
 
-LAYER = Layer("L8", "files of a stranger: no code runs, nothing outside is opened", (25, 200), opened)
+LAYER = Layer("L8", "files of a stranger: no code runs, nothing outside is opened", (25, 620), opened)

@@ -205,3 +205,41 @@ CONFIGS: Mapping[str, Maker] = {
     "documents": lambda _: b"run: {dir: x}\n---\nrun: {dir: y}\n",
     "terminal": lambda _: b'"\\e]0;x\\a\\e[2J": 1\nrun: {dir: "\\e[31m"}\n',
 }
+
+
+def _zip_bomb(_: Path) -> bytes:
+    """64 MB, and as large as 64 GB for who trusts its head."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(64 << 20))
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/data/0", bytes(64 << 20))
+    return file.getvalue().replace((64 << 20).to_bytes(4, "little"), (0xFFFFFF00).to_bytes(4, "little"))
+
+
+class _Storage:
+    """A tensor whose storage is made by a call."""
+
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return torch._utils._rebuild_tensor_v2, (_system(self._canary), 0, (2,), (1,), False, {})
+
+
+def _torch_gadget(canary: Path) -> bytes:
+    """What `torch.load` runs while it builds a tensor again, in the archive that torch itself would write."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"model.weight": _Storage(canary)}, protocol=2))
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/data/0", bytes(8))
+    return file.getvalue()
+
+
+ARCHIVES: Mapping[str, Maker] = {
+    "zip-bomb": _zip_bomb,
+    "torch-gadget": _torch_gadget,
+    "torch-zip": PICKLES["torch-zip"],
+    "pickle-system": PICKLES["pickle-system"],
+}

@@ -326,6 +326,15 @@ def test_a_replay_of_something_else_is_refused(tmp_path: Path, path: str) -> Non
         replay_incident(newest(tmp_path / "run") / path)
 
 
+def test_a_replay_follows_no_link_into_another_run(tmp_path: Path) -> None:
+    train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]"))
+    one, other = tmp_path / "run", shutil.copytree(tmp_path / "run", tmp_path / "other")
+    shutil.rmtree(newest(one) / incident.FOLDER)
+    (newest(one) / incident.FOLDER).symlink_to(newest(other) / incident.FOLDER, target_is_directory=True)
+    with pytest.raises(IntegrityError, match="incidents: expected a folder, found a symlink"):
+        replayed(one, 1)
+
+
 def test_a_replay_of_an_attempt_or_a_run_names_its_incidents(tmp_path: Path) -> None:
     train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33, nan_grad@35]"))
     folder = newest(tmp_path / "run")

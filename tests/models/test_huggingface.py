@@ -75,15 +75,16 @@ def test_every_weight_is_taken_and_widened(tmp_path: Path, dtype: torch.dtype) -
 
 def test_shards_by_their_index_and_links_as_in_the_cache(tmp_path: Path) -> None:
     given = weights(decoder(seed=7))
-    folder = tmp_path / "sharded"
-    folder.mkdir()
+    folder, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
     names = sorted(given)
     files = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
     for file, own in files.items():
-        save_file({name: given[name] for name in own}, tmp_path / f"blob-{file}")
-        (folder / file).symlink_to(tmp_path / f"blob-{file}")
-    (tmp_path / "config").write_text(json.dumps(CONFIG))
-    (folder / "config.json").symlink_to(tmp_path / "config")
+        save_file({name: given[name] for name in own}, blobs / file)
+        (folder / file).symlink_to(blobs / file)
+    (blobs / "config").write_text(json.dumps(CONFIG))
+    (folder / "config.json").symlink_to(blobs / "config")
     index = {"metadata": {}, "weight_map": {name: file for file, own in files.items() for name in own}}
     (folder / INDEX).write_text(json.dumps(index))
     model = decoder()
@@ -118,6 +119,10 @@ def test_a_head_that_is_the_embedding_may_be_written_out(tmp_path: Path) -> None
     ("changes", "expected"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is none of"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; expected an object"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected a number from 0 to 1"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None; expected a number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"vocab_size": 32000}, "vocab_size is 32000, but the vocabulary of data.tokenizer is 256"),
         ({"hidden_size": 32, "head_dim": 4}, "hidden_size is 32, but model.width is 16"),
         ({"num_hidden_layers": 3}, "num_hidden_layers is 3, but model.layers is 2"),
@@ -185,6 +190,23 @@ def test_a_pickle_is_never_read(folder: Path) -> None:
 def test_two_files_without_an_index_are_refused(folder: Path) -> None:
     save_file({"more": torch.ones(1)}, folder / "other.safetensors")
     with pytest.raises(ConfigError, match=r"expected one .* found 2"):
+        load_huggingface(folder, decoder(), SETTINGS)
+
+
+def test_what_a_stranger_wrote_is_shown_in_a_line(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": "x" * 1_000_000}))
+    with pytest.raises(ConfigError) as caught:
+        load_huggingface(folder, decoder(), SETTINGS)
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
+def test_a_link_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    elsewhere.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(IntegrityError, match=r"expected a file of this folder, or a link into \.\./\.\./blobs"):
         load_huggingface(folder, decoder(), SETTINGS)
 
 
