@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pretrain import files, progress
-from pretrain.attempt import AttemptResult, Words, run, start_attempt
+from pretrain.attempt import AttemptResult, Words, begin, run, start_attempt
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import checkpoint, events
 from pretrain.loop import steps, storage
@@ -345,7 +345,7 @@ def test_a_wait_is_in_the_seconds_of_no_step(
     recorder = Recorder()
     monkeypatch.setattr(files, "system", system)
     monkeypatch.setattr(run, "DiskWait", partial(DiskWait, clock=clock, sleep=clock.sleep))
-    monkeypatch.setattr(run, "TimeSpent", partial(TimeSpent, clock))
+    monkeypatch.setattr(begin, "TimeSpent", partial(TimeSpent, clock))
     monkeypatch.setattr(steps, "Throughput", partial(steps.Throughput, clock=clock))
     start_attempt(tiny(tmp_path, "text", "checkpoint.storage_wait_seconds=60"), StopRequest(), [recorder])
     assert clock.now > 30
