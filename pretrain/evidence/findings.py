@@ -92,18 +92,24 @@ class Findings:
         self.folder = folder
         self.kinds = {_encodable(name): kind for name, kind in files.walk(folder)}
         self._found: dict[str, set[str]] = {kind: set() for kind in ("extra", "missing", "changed", "unsafe", "unread")}
-        self._reasons: list[str] = []
+        self._reasons: list[tuple[str, str]] = []  # what each is about, "" = no single file, and what it says
         self._verified: set[str] = set()
         self.is_parent_unread = False
 
     def add(self, kind: str, name: str, reason: str) -> None:
         """Put `name` under extra, missing, changed, unsafe or unread."""
         self._found[kind].add(name)
-        self.explain(f"{name}: {reason}")
+        self.explain(f"{name}: {reason}", name)
 
-    def explain(self, reason: str) -> None:
-        """Say something that is about no single file."""
-        self._reasons.append(_encodable(reason))
+    def explain(self, reason: str, name: str = "") -> None:
+        """Say something about `name`, or about no single file."""
+        self._reasons.append((name, _encodable(reason)))
+
+    def forget(self, folder: str) -> None:
+        """Take back all about the files below a folder, named `a/`, that was taken away while they were looked at."""
+        for names in (*self._found.values(), self._verified):
+            names.difference_update([name for name in names if name.startswith(folder)])
+        self._reasons = [(name, reason) for name, reason in self._reasons if not name.startswith(folder)]
 
     def is_regular(self, name: str) -> bool:
         """Whether `name` is there and may be opened; a folder in its place is unsafe."""
@@ -136,7 +142,7 @@ class Findings:
     def _fault(self, name: str, error: IntegrityError | StorageError) -> None:
         # A disk that cannot read one file back is no reason to say nothing about the others.
         self._found["unread" if isinstance(error, StorageError) else "changed"].add(name)
-        self.explain(str(error))
+        self.explain(str(error), name)
 
     def check_files(self, bound: Mapping[str, tuple[int, str]], bound_by: str, judged: Callable[[str], bool]) -> None:
         """Every bound file is there with its size and SHA-256, and every other name that is `judged` is extra.
@@ -182,7 +188,7 @@ class Findings:
             changed=tuple(sorted(self._found["changed"] | self._found["unread"])),
             unsafe=tuple(sorted(self._found["unsafe"])),
             parent_ok=parent_ok,
-            reasons=tuple(self._reasons),
+            reasons=tuple(reason for _, reason in self._reasons),
             unread=tuple(sorted(self._found["unread"] - self._found["changed"])),
             is_parent_unread=self.is_parent_unread,
         )

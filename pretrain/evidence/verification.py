@@ -221,7 +221,15 @@ def _check_bound_by_checkpoints(findings: Findings) -> list[CheckpointRecord]:
             broken = metrics.broken_prefixes(findings.folder / metrics.NAME, broken)
             for folder in (folder for folder, record in records.items() if record.metrics in broken):
                 findings.add("changed", metrics.NAME, f"its first rows are not those that {folder} binds")
-    return [record for folder, record in records.items() if record.metrics not in broken and findings.is_sound(folder)]
+    # Retention takes the record away first; whoever begins to look now finds no such checkpoint.
+    gone = {folder for folder in {*records, *unknown} if not os.path.lexists(findings.folder / folder / RECORD_NAME)}
+    for folder in gone:
+        findings.forget(folder)
+    return [
+        record
+        for folder, record in records.items()
+        if record.metrics not in broken and folder not in gone and findings.is_sound(folder)
+    ]
 
 
 def _has_incidents(findings: Findings, record: CheckpointRecord) -> bool:
