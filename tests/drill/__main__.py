@@ -51,15 +51,17 @@ def main() -> int:
         keep=arguments.keep,
     ):
         print(found.line(), flush=True)
+        if found.counted:
+            print(f"      {found.counted}", flush=True)
         for one in found.wrong:
-            print(f"\nWRONG {one.layer} {one.point}: {one.what}" + (f"\nagain: {one.command}\n" if one.point else "\n"))
+            print(f"\nWRONG {one.layer} {one.point}: {one.what}\nagain: {one.command}\n", flush=True)
         done.append(found)
     wrong = [one for found in done for one in found.wrong]
     seconds = time.monotonic() - began
     print(f"{'all':<5} {sum(found.points for found in done):>7} {len(wrong):>5} {seconds:>9.1f} {arguments.seed:>5}")
     for found in done:
-        if found.skipped:
-            print(f"\nSKIPPED {found.layer.name}: {found.skipped}; {found.layer.title}: that is not tested here")
+        for line in found.not_tested():
+            print(line)
     if arguments.keep and wrong:
         print(f"\nkept: {folder}")
     else:

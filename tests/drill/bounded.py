@@ -4,7 +4,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.drill.syscalls import missing
 from tests.loop.forks import ROOT, warm
 
 SECONDS, MEMORY = 10, 1 << 30
@@ -55,13 +55,13 @@ class Calls:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = folder / "strace"
-        strace = shutil.which("strace")
+        lacks = missing()
         command = [sys.executable, "-m", "tests.drill.bounded"]
-        if strace is None:
-            print("no strace here: nobody looks at what is executed and opened", file=sys.stderr)
+        if lacks is not None:
+            print(f"SKIPPED: what is executed and opened is not looked at, {lacks}", file=sys.stderr, flush=True)
         else:
-            command = [strace, "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(self._log), "-e", _TRACED, *command]
-        self._is_traced = strace is not None
+            command = ["strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(self._log), "-e", _TRACED, *command]
+        self._is_traced = lacks is None
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

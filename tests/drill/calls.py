@@ -1,4 +1,4 @@
-"""L0: every call of the file module fails, once or from then on; then the disk works again, and the run goes on."""
+"""L0: every call of the file module fails, once and from then on; then the disk works again, and the run goes on."""
 
 import errno
 import os
@@ -7,15 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pretrain import files
 from pretrain.errors import DataError, IntegrityError, StorageError
 from tests.drill.cycle import DATA, cycle_config
 from tests.drill.layer import Layer
-from tests.loop.forks import Forks
+from tests.loop.forks import Forks, Order, live_on
 from tests.loop.lineages import Lineage, end_of
-from tests.loop.systems import SHORT
+from tests.loop.systems import SHORT, Failing
 
 _ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "EACCES")
-FAULTS = (*(f"{error} {how}" for error in _ERRORS for how in ("once", "on")), "EINTR once", f"{SHORT} on")
+# In which of its ways a call fails is the same for every seed; with which error is another for another. No disk answers
+# EINTR for ever.
+FAULTS = {"once": (*_ERRORS, "EINTR"), "on": _ERRORS}
+_QUICK = 61  # Every so many points; odd, so that both ways are among them.
 _REFUSED = {IntegrityError.exit_code: "", DataError.exit_code: DATA}
 ENDS = (0, StorageError.exit_code, *_REFUSED)
 
@@ -28,11 +32,14 @@ class Calls:
         self._config = cycle_config(folder)
         self._parents = {"train": folder / "none", "resume": folder / "parent"}
         Lineage(forks, self._config, folder / "parent").live(armed_by="step_00000002", kill_at=3)
-        self._counts = {name: self._count(folder / name, parent) for name, parent in self._parents.items()}
+        self._calls = {name: self._listed(folder, name, parent) for name, parent in self._parents.items()}
         self._end = end_of(folder / "train")
 
-    def _count(self, run: Path, parent: Path) -> int:
-        return self._begun(run, parent).live(fail_with="EIO").calls
+    def _listed(self, folder: Path, name: str, parent: Path) -> list[str]:
+        """Live to the end, and return what each call was."""
+        log = folder / f"{name}.calls"
+        assert self._begun(folder / name, parent).live(does=f"{__name__}:listing", words=(str(log),)).exit_code == 0
+        return log.read_text().splitlines()
 
     def _begun(self, run: Path, parent: Path) -> Lineage:
         if parent.exists():
@@ -40,13 +47,19 @@ class Calls:
         return Lineage(self._forks, self._config, run)
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Every call, of a quick part every 25th, each with the fault whose turn it is; a seed begins with another."""
-        every = 1 if whole else 25
-        return [
-            f"{name} {at} {FAULTS[(at // every + self._seed) % len(FAULTS)]}"
-            for name, count in self._counts.items()
-            for at in range(1, count + 1, every)
-        ]
+        """Every call, once and from then on, and each write that is short; of a quick part every 61st of these.
+
+        The error is that whose turn it is, and so is the way of a short write: a seed begins with another one.
+        """
+        every = [point for name, calls in self._calls.items() for point in self._points_of(name, calls)]
+        return every if whole else every[::_QUICK]
+
+    def _points_of(self, name: str, calls: Sequence[str]) -> Iterator[str]:
+        for at, call in enumerate(calls, start=1):
+            for how, faults in FAULTS.items():
+                yield f"{name} {at} {faults[(at + self._seed) % len(faults)]} {how}"
+            if call.startswith("write "):
+                yield f"{name} {at} {SHORT} {list(FAULTS)[(at + self._seed) % 2]}"
 
     def check(self, point: str, folder: Path) -> None:
         """Fail, leave nothing that claims what it is not, and go on to the end of the untouched run."""
@@ -70,6 +83,17 @@ class Calls:
         run.check_claims()
 
 
+def listing(order: Order) -> int:
+    """Live on in the child, and write down every call by its name and path."""
+    log = os.open(order.words[0], os.O_WRONLY | os.O_CREAT)
+
+    def told(_: int, what: str) -> None:
+        os.write(log, f"{what}\n".encode())
+
+    files.system = Failing(0, "EIO", from_then_on=False, told=told)
+    return live_on(order)
+
+
 @contextmanager
 def opened(folder: Path, seed: int) -> Iterator[Calls]:
     """Start the process that forks, and count the calls of both runs."""
@@ -77,4 +101,4 @@ def opened(folder: Path, seed: int) -> Iterator[Calls]:
         yield Calls(forks, folder, seed)
 
 
-LAYER = Layer("L0", "every call of the file module fails, once and from then on", (25, 600), opened)
+LAYER = Layer("L0", "every call of the file module fails, once and from then on", (26, 1560), opened)

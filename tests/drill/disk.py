@@ -3,15 +3,18 @@
 import base64
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-MOST = 64  # states that are made of one cut; beyond that they are drawn
+MOST = 128  # states that are made of one cut; beyond that they are drawn
 Operation: TypeAlias = Sequence[Any]
 Tree: TypeAlias = dict[str, bytes | None]  # the bytes of each file by its path; a folder has None
+_IS_THERE = [False, True]  # of a change of a name
+_WRITTEN, _SYNCED = 0, 1  # of `File.fates`
 
 
 @dataclass(eq=False)
@@ -130,21 +133,39 @@ class Disk:
 
     def after_a_cut(self, seed: str) -> Iterator[Tree]:
         """Yield what may be left where the power is cut now: every state, or MOST of them that are drawn by `seed`."""
-        folders, dirty = self._in_doubt()
-        choices = [*([False, True] for folder in folders for _ in folder.changes), *(file.fates() for file in dirty)]
-        count = 1
-        for options in choices:
-            count *= len(options)
-        drawn = itertools.product(*choices) if count <= MOST else _drawn(choices, random.Random(seed))
+        doubt = self._doubt()
+        drawn = _drawn(doubt.choices, random.Random(seed)) if self.is_drawn() else itertools.product(*doubt.choices)
         for choice in drawn:
-            chosen = iter(choice)
-            names = {folder: folder.after([change for change in folder.changes if next(chosen)]) for folder in folders}
-            held = {file: next(chosen) for file in dirty}
-            yield _tree(
-                self.root,
-                lambda folder, names=names: names.get(folder, folder.durable),
-                lambda file, held=held: held.get(file, file.durable),
-            )
+            yield self._left(doubt, choice)
+
+    def is_drawn(self) -> bool:
+        """Whether a cut now may leave so many states that `after_a_cut` yields only a part of them."""
+        return math.prod(len(options) for options in self._doubt().choices) > MOST
+
+    def corners(self) -> Iterator[Tree]:
+        """Yield what a cut leaves where all is there, where only what was synced is, and where one thing more is."""
+        doubt = self._doubt()
+        written = [_fate(options, _WRITTEN, is_there=True) for options in doubt.choices]
+        synced = [_fate(options, _SYNCED, is_there=False) for options in doubt.choices]
+        yield self._left(doubt, written)
+        yield self._left(doubt, synced)
+        for at, only in enumerate(written):
+            yield self._left(doubt, [*synced[:at], only, *synced[at + 1 :]])
+
+    def _left(self, doubt: "_Doubt", choice: Sequence[Any]) -> Tree:
+        chosen = iter(choice)
+        names = {folder: folder.after([one for one in folder.changes if next(chosen)]) for folder in doubt.folders}
+        held = {file: next(chosen) for file in doubt.files}
+        return _tree(
+            self.root,
+            lambda folder: names.get(folder, folder.durable),
+            lambda file: held.get(file, file.durable),
+        )
+
+    def _doubt(self) -> "_Doubt":
+        folders, dirty = self._in_doubt()
+        choices = [*(list(_IS_THERE) for one in folders for _ in one.changes), *(file.fates() for file in dirty)]
+        return _Doubt(folders, dirty, choices)
 
     def _in_doubt(self) -> tuple[list[Folder], list[File]]:
         """Return the folders with changes and the files with bytes that are not durable, wherever a name may lead."""
@@ -165,15 +186,26 @@ class Disk:
         return folders, dirty
 
 
+@dataclass(frozen=True)
+class _Doubt:
+    """What is not durable, and what may become of it: of each change of a folder, and of each file's bytes."""
+
+    folders: list[Folder]
+    files: list[File]
+    choices: list[list[Any]]
+
+
+def _fate(options: Sequence[Any], at: int, *, is_there: bool) -> Any:
+    """Return the fate of this number where it is of a file, and where it is of a change of a name, `is_there`."""
+    return is_there if options == _IS_THERE else options[min(at, len(options) - 1)]
+
+
 def _drawn(choices: Sequence[Sequence[Any]], chance: random.Random) -> Iterator[Sequence[Any]]:
-    """Yield MOST choices: the corners, where all that can be alike is alike, and the rest at random."""
-    corners = [
-        [(is_there if options == [False, True] else options[min(fate, len(options) - 1)]) for options in choices]
-        for is_there in (True, False)
-        for fate in range(4)
-    ]
-    yield from corners
-    for _ in range(MOST - len(corners)):
+    """Yield MOST choices: those where all that can be alike is alike, and the rest at random."""
+    ways = itertools.product((True, False), range(4))
+    alike = [[_fate(options, at, is_there=is_there) for options in choices] for is_there, at in ways]
+    yield from alike
+    for _ in range(MOST - len(alike)):
         yield [chance.choice(options) for options in choices]
 
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+TMPFS, EXT4, READ_ONLY = "disks in memory", "disks of ext4", "disks that become read-only"
 _PLENTY = 64 << 20
 
 
@@ -37,7 +38,7 @@ class Disk:
     def fail(self) -> None:
         """Let the kernel find an error on ext4, upon which it makes it read-only, under open files too."""
         assert self.device is not None
-        Path(f"/sys/fs/ext4/{self.device}/trigger_fs_error").write_text("drill")
+        Path(_trigger(self.device)).write_text("drill")
 
     def mend(self) -> None:
         """Check it and mount it anew, as a person would."""
@@ -78,16 +79,25 @@ def ext4(path: Path) -> Iterator[Disk]:
         _call("losetup", "--detach", device)
 
 
-def may_mount(folder: Path) -> tuple[bool, bool]:
-    """Whether a tmpfs can be mounted here, and an ext4 that can be made to fail."""
-    found = []
-    for make in (in_memory, ext4):
+def not_here(folder: Path) -> dict[str, str]:
+    """Return which of TMPFS, EXT4 and READ_ONLY, an ext4 that is made to fail, cannot be had here, and why."""
+    found: dict[str, str] = {}
+    for name, make in ((TMPFS, in_memory), (EXT4, ext4)):
         try:
             with make(folder / make.__name__) as disk:
-                found.append(disk.device is None or os.access(f"/sys/fs/ext4/{disk.device}/trigger_fs_error", os.W_OK))
-        except (OSError, subprocess.CalledProcessError):
-            found.append(False)
-    return found[0], found[1]
+                if disk.device is not None and not os.access(trigger := _trigger(disk.device), os.W_OK):
+                    found[READ_ONLY] = f"{trigger} cannot be written to"
+        except subprocess.CalledProcessError as error:
+            found[name] = f"{error.cmd[0]}: {' '.join(error.stderr.split())}"
+        except OSError as error:
+            found[name] = str(error)
+    if EXT4 in found:
+        found[READ_ONLY] = found[EXT4]
+    return found
+
+
+def _trigger(device: str) -> str:
+    return f"/sys/fs/ext4/{device}/trigger_fs_error"
 
 
 def _call(*words: str) -> str:

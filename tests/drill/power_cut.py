@@ -1,10 +1,17 @@
-"""L5: the power is cut after every operation on the disk; whatever is left opens, holds what was announced, goes on."""
+"""L5: the power is cut after every operation on the disk; whatever is left opens, holds what was announced, goes on.
+
+A cut that may leave at most MOST states is exhaustive: every state is opened. Of any other, MOST are opened that the
+seed draws, those among them where all that can be alike is alike, and its corners. What is resumed to the end is named
+by the point: the corners of the cut, those and a state more that the seed draws, one that it draws, or none. What has
+the same bytes as a state before is not opened or resumed again.
+"""
 
 import hashlib
 import os
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +21,7 @@ from unittest import mock
 from pretrain import lineage
 from pretrain.evidence import checkpoint, events, namespace
 from tests.drill.cycle import STEPS, cycle_config
-from tests.drill.disk import Disk, Operation, Tree, read_record, write_tree
+from tests.drill.disk import MOST, Disk, Operation, Tree, read_record, write_tree
 from tests.drill.layer import Layer
 from tests.loop.forks import Forks, Order
 from tests.loop.lineages import End, Lineage, check_claims, end_of
@@ -31,7 +38,8 @@ KILLED_AFTER = {
     "remade": ("mkdir", "run/attempts"),
     "begun": ("mkdir", "run"),
 }
-# Of these a shorter run tells as much, and from every fourth cut it goes on to the end.
+# Of these a shorter run tells as much. They differ in the first operations alone, so that every second cut of each goes
+# on to the end, of the second one those between.
 BIRTHS = ("reborn", "remade", "begun")
 OVERRIDES = {"extend": (f"training.max_steps={STEPS + 1}",)}
 _OF_AN_ATTEMPT = re.compile(rf"{RUN}/{namespace.ATTEMPTS}/[0-9]")
@@ -111,6 +119,13 @@ def digest(tree: Tree, what: str) -> bytes:
     return found.digest()
 
 
+def _is_new(seen: set[bytes], key: bytes) -> bool:
+    """Return whether it was not seen, and take it in."""
+    known = key in seen
+    seen.add(key)
+    return not known
+
+
 class Cuts:
     """Cuts in the life of a run, and in lives that go on from what was killed at a bad moment before."""
 
@@ -124,40 +139,60 @@ class Cuts:
             self._scripts[name] = gone_on(forks, first, folder / name, *where, OVERRIDES.get(name, ()))
             assert name in OVERRIDES or self._scripts[name].end == first.end, name
         self._seen: set[bytes] = set()
+        self._resumed: set[bytes] = set()
+        self._numbers: Counter[str] = Counter()
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """A cut after each operation of each script, the last one first; of a quick part after every 60th."""
+        """A cut after each operation of each script, the last one first; of a quick part after every 60th.
+
+        Of a quick part the corners of every third cut alone are resumed.
+        """
         return [
-            f"{name} {at}"
+            f"{name} {at} {self._resumes(name, at) if whole else 'one' if number % 3 else 'corners+one'}"
             for name, script in self._scripts.items()
-            for at in range(len(script.operations), -1, -1 if whole else -60)
+            for number, at in enumerate(range(len(script.operations), -1, -1 if whole else -60), start=1)
         ]
 
+    @staticmethod
+    def _resumes(name: str, at: int) -> str:
+        if name in BIRTHS and (at + BIRTHS.index(name)) % 2:
+            return "none"
+        return "corners" if at % 3 else "corners+one"
+
     def check(self, point: str, folder: Path) -> None:
-        """Open every state that the cut may leave, and go on to the end from the one that the seed draws."""
-        name, at = point.split()
+        """Open every state that the cut may leave, or MOST of them, and go on to the end from some."""
+        name, at, resumes = point.split()
         script = self._scripts[name]
         disk = disk_after((*script.before, *script.operations[: int(at)]))
         seed = f"{self._seed} {point}"
-        states = list(disk.after_a_cut(seed))
-        chosen = random.Random(seed).randrange(len(states))
-        for number, tree in enumerate(states):
-            goes_on = number == chosen and (name not in BIRTHS or int(at) % 4 == 0)
-            key = digest(tree if goes_on else bound(tree), f"{name} {disk.announced} {disk.done} {goes_on}")
-            if key in self._seen:
+        corners, states = list(disk.corners()), list(disk.after_a_cut(seed))
+        chosen = len(corners) + random.Random(seed).randrange(len(states))
+        self._numbers.update(cuts=1, drawn=disk.is_drawn(), states=len(states))
+        for number, tree in enumerate((*corners, *states)):
+            is_new = _is_new(self._seen, digest(bound(tree), f"{name} {disk.announced} {disk.done}"))
+            kind = "corners" if number < len(corners) else "one" if number == chosen else "opened"
+            is_resumed = kind in resumes.split("+") and _is_new(self._resumed, digest(tree, name))
+            if not is_new and not is_resumed:
                 continue
-            self._seen.add(key)
             state = folder / f"{number:02}"
             state.mkdir()
             write_tree(tree, state)
             try:
                 check_state(state / RUN, disk)
-                if goes_on:
+                if is_resumed:
                     self._go_on(script, state / RUN)
             except AssertionError as error:
                 done = str(script.operations[int(at) - 1])[:200] if int(at) else "nothing"
                 raise AssertionError(f"state {number} after {done}: {error}") from error
             shutil.rmtree(state)
+
+    def counted(self) -> str:
+        """Return how many states the cuts gone through have come to."""
+        cuts, drawn = self._numbers["cuts"], self._numbers["drawn"]
+        return (
+            f"{cuts} cuts, every state of {cuts - drawn} and {MOST} drawn of each of {drawn}: {self._numbers['states']}"
+            f" states, {len(self._seen)} of them distinct and opened, {len(self._resumed)} resumed to the end"
+        )
 
     def _go_on(self, script: Script, run: Path) -> None:
         """Train or resume to the end, with the same bytes as if nothing had happened."""
@@ -174,4 +209,4 @@ def opened(folder: Path, seed: int) -> Iterator[Cuts]:
         yield Cuts(forks, folder, seed)
 
 
-LAYER = Layer("L5", "the power is cut after every operation on the disk", (20, 1200), opened)
+LAYER = Layer("L5", "the power is cut after every operation on the disk", (22, 1205), opened)

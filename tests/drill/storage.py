@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pretrain.evidence import checkpoint, events, namespace
 from tests.drill.commands import LIMITS, Commands, Ended
-from tests.drill.disks import Disk, ext4, in_memory, may_mount
-from tests.drill.layer import Layer
+from tests.drill.disks import EXT4, READ_ONLY, TMPFS, Disk, ext4, in_memory, not_here
+from tests.drill.layer import Layer, LeftOut
 from tests.loop.forks import ROOT
 from tests.loop.lineages import End, end_of, small_config
 
@@ -27,7 +27,7 @@ class Storage:
 
     def __init__(self, commands: Commands, folder: Path) -> None:
         self._commands = commands
-        self._mounts, self._breaks = may_mount(folder)
+        self._lacks = not_here(folder)
         self._configs: dict[str, Path] = {}
         self._ends: dict[str, End] = {}
         self._changes: dict[str, int] = {}
@@ -37,8 +37,7 @@ class Storage:
             own = folder / task
             own.mkdir()
             self._configs[task] = small_config(own, task, STEPS, EVERY)
-            disk = in_memory(own / "disk") if self._mounts else nullcontext(Disk(own))
-            with disk as place:
+            with self._somewhere(own) as place:
                 ended = self._train(own, task, place.path / "run")
                 assert ended.code == 0, ended
                 found = os.statvfs(place.path)
@@ -47,16 +46,24 @@ class Storage:
                 self._ends[task], self._changes[task] = end_of(place.path / "run"), ended.changes
 
     def points(self, *, whole: bool) -> Sequence[str]:
-        """Return the faults that can be made here; where nothing may be mounted, only those of limits."""
+        """Return the faults that can be made here; where nothing may be mounted, more of those of limits."""
         text = self._changes["text"]
-        limits = ["text bytes 500", *(f"text bytes-at {at}" for at in self._spread(text, 10 if whole else 2))]
-        limits += [f"iq files-at {at}" for at in self._spread(self._changes["iq"], 6 if whole else 1)]
-        limits += ["text bytes 3000", "text bytes 8000", "iq bytes 9000", "text deaf 0"] if whole else []
-        if not self._mounts:
-            print("L6: nothing may be mounted here, so that only limits of the process are drilled", file=sys.stderr)
-            return limits + [f"text files-at {at}" for at in self._spread(text, 6 if whole else 3)]
+        kinds = self._kinds(whole=whole)
+        found = [point for kind, points in kinds.items() if kind not in self._lacks for point in points]
+        if TMPFS in self._lacks:
+            found += [f"text files-at {at}" for at in self._spread(text, 6 if whole else 3)]
+        return found
+
+    def left_out(self, *, whole: bool) -> Sequence[LeftOut]:
+        """Return the disks that cannot be had here."""
+        kinds = self._kinds(whole=whole)
+        return [LeftOut(kind, why, len(kinds[kind])) for kind, why in self._lacks.items() if kinds[kind]]
+
+    def _kinds(self, *, whole: bool) -> dict[str, list[str]]:
+        """Return all points by the kind of disk that they need, "" = any."""
+        text, iq = self._changes["text"], self._changes["iq"]
         some, few = (6, 3) if whole else (1, 0)
-        found = [
+        mounted = [
             *(f"text size {size}" for size in self._spread(self._bytes["text"], some)),
             *(f"iq size {size}" for size in self._spread(self._bytes["iq"], few)),
             *(f"text inodes {count}" for count in self._spread(self._files["text"], few)),
@@ -64,13 +71,19 @@ class Storage:
             *(f"text resumed-at {at}" for at in self._spread(text // 2, few)),
             *(f"text waits-at {at}" for at in self._spread(text, some)),
             *(f"text stopped-at {at}" for at in self._spread(text, few)),
+            *(("text csv 0", f"text process {self._bytes['text'] // 2}") if whole else ()),
         ]
-        if self._breaks:
-            found += [f"text readonly-at {at}" for at in self._spread(text, few)]
-            found += [f"iq ext4-at {at}" for at in self._spread(self._changes["iq"], few)]
-        if not whole:
-            return [*found, *limits[:3]]
-        return [*found, *limits, "text csv 0", f"text process {self._bytes['text'] // 2}"]
+        limits = [
+            *("text bytes 500", *(f"text bytes-at {at}" for at in self._spread(text, 10 if whole else 2))),
+            *(f"iq files-at {at}" for at in self._spread(iq, 6 if whole else 0)),
+            *(("text bytes 3000", "text bytes 8000", "iq bytes 9000", "text deaf 0") if whole else ()),
+        ]
+        return {
+            TMPFS: mounted,
+            READ_ONLY: [f"text readonly-at {at}" for at in self._spread(text, few)],
+            EXT4: [f"iq ext4-at {at}" for at in self._spread(iq, few)],
+            "": limits,
+        }
 
     @staticmethod
     def _spread(end: int, count: int) -> list[int]:
@@ -198,7 +211,7 @@ class Storage:
             self._compare(task, run)
 
     def _somewhere(self, folder: Path) -> AbstractContextManager[Disk]:
-        return in_memory(folder / "disk") if self._mounts else nullcontext(Disk(folder))
+        return nullcontext(Disk(folder)) if TMPFS in self._lacks else in_memory(folder / "disk")
 
     # --- what must hold ----------------------------------------------------------------------------------
 
@@ -261,4 +274,4 @@ def opened(folder: Path, seed: int) -> Iterator[Storage]:
         yield Storage(commands, folder)
 
 
-LAYER = Layer("L6", "a full, read-only or limited disk, then mended and resumed", (6, 25), opened)
+LAYER = Layer("L6", "a full, read-only or limited disk, then mended and resumed", (6, 53), opened)

@@ -67,3 +67,29 @@ def test_many_states_are_drawn_the_corners_among_them() -> None:
     assert {f"file-{fd}": b"" for fd in range(10)} in states
     assert states == left(*many), "drawn otherwise by the same seed"
     assert states != list(disk(*many).after_a_cut("1"))
+
+
+def test_every_state_is_made_of_a_cut_that_leaves_few() -> None:
+    few = disk(*[("create", fd, f"file-{fd}") for fd in range(7)])
+    assert not few.is_drawn()
+    assert len({frozenset(state) for state in few.after_a_cut("0")}) == 2**7 == MOST
+    assert disk(*[("create", fd, f"file-{fd}") for fd in range(8)]).is_drawn()
+
+
+def test_corners_are_all_that_was_written_what_was_synced_alone_and_each_thing_alone() -> None:
+    made = disk(*WRITTEN, ("fsync", 3), ("write", 3, base64.b64encode(b"++").decode()), ("mkdir", "folder"))
+    assert list(made.corners()) == [
+        {"new": NEW + b"++", "folder": None},
+        {},
+        {"new": NEW},
+        {"folder": None},
+        {},
+    ]
+    many = disk(*[("create", fd, f"file-{fd}") for fd in range(10)])
+    assert [len(state) for state in many.corners()] == [10, 0, *[1] * 10]
+    assert len({frozenset(state) for state in many.corners()}) == 12
+
+
+def test_a_cut_where_nothing_is_in_doubt_has_one_corner() -> None:
+    synced = disk(*WRITTEN, ("fsync", 3), ("fsync_folder", "."))
+    assert list(synced.corners()) == [{"new": NEW}] * 2
