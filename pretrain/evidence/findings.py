@@ -1,6 +1,7 @@
 """What a verification found, file by file, and how it is told."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 from pretrain import files
 from pretrain.errors import IntegrityError, StorageError
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ class Verification:
         if self.ok:
             record = "checkpoint.json" if self.manifest_sha256 is None else "manifest.json"
             parent = ", and the parent is as it was bound" if self.parent_ok else ""
+            path = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(self.path))
             return (
-                f"{_shown(str(self.path))}: verified, {self.num_files} files{parent}\n"
+                f"{path}: verified, {self.num_files} files{parent}\n"
                 f"{record} has SHA-256 {self.manifest_sha256 or self.record_sha256}\n"
                 "Note this hash elsewhere: --expect-sha256 finds what was rewritten together with its digests.\n"
             )
@@ -76,13 +80,9 @@ class Verification:
         for kind in ("extra", "missing", "changed", "unsafe", "unread"):
             names = [name for name in getattr(self, kind) if kind != "changed" or name not in self.unread]
             lines += [f"{kind}: {name}" for name in names]
+        # A name may hold anything, also what a terminal obeys.
         lines += [f"  {reason}" for reason in self.reasons]
-        return "".join(f"{_shown(line)}\n" for line in lines)
-
-
-def _shown(line: str) -> str:
-    """A name may hold anything, also what a terminal obeys."""
-    return line if line.isprintable() else ascii(line)
+        return "".join((line if line.isprintable() else ascii(line)) + "\n" for line in lines)
 
 
 class Findings:

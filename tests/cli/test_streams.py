@@ -152,6 +152,14 @@ def test_what_an_encoding_cannot_hold_is_escaped(finished: Path, encoding: str) 
         assert (b"\\xfc" in told) == (encoding == "ascii")
 
 
+def test_a_path_speaks_to_no_terminal(finished: Path) -> None:
+    moved = finished.rename(finished.with_name("a\x1b[31m\nb"))
+    out = io.StringIO()
+    assert code_of(out, io.StringIO(), "verify-manifest", moved) == 0
+    assert "a\\x1b[31m\\nb" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_json_is_json_in_every_encoding(tmp_path: Path, encoding: str) -> None:
     raw = io.BytesIO()

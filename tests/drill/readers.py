@@ -45,7 +45,7 @@ def inspect_until_done(order: Order) -> int:
             try:
                 found = inspection.inspect(folder, None)
             except IntegrityError:
-                assert not folder.exists(), f"{folder} is there and does not verify"
+                assert not (folder / RECORD_NAME).exists(), f"{folder} is there and does not verify"
                 continue
             assert records.setdefault(step, found["record_sha256"]) == found["record_sha256"], folder
         if (attempt / "manifest.json").exists():

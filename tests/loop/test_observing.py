@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pretrain import files
-from pretrain.attempt import Words, run, start_attempt
+from pretrain.attempt import Words, begin, start_attempt
 from pretrain.evidence.events import read_events
 from pretrain.loop import steps
 from pretrain.machine.signals import StopRequest
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(files, "publish", slow)
     hook_loss(monkeypatch, takes)
     monkeypatch.setattr(steps, "Throughput", partial(Throughput, clock=clock))
-    monkeypatch.setattr(run, "TimeSpent", partial(TimeSpent, clock))
+    monkeypatch.setattr(begin, "TimeSpent", partial(TimeSpent, clock))
     entry = TrackerEntry(TensorBoardSettings, lambda settings, run: Slow(clock), "json")
     monkeypatch.setitem(TRACKERS, "tensorboard", entry)
     return clock
