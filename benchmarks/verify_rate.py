@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 
-from pretrain import files, lineage
+from pretrain import files, lineage, syscalls
 from pretrain.evidence.checkpoint_record import CheckpointFile, RecordDraft
 from pretrain.evidence.manifest import Latest, build_manifest, publish_manifest
 from pretrain.evidence.metrics import EMPTY
@@ -155,7 +155,7 @@ def on_one_core() -> Iterator[None]:
 
 def measure(folder: Path, megabytes: int, checkpoints: int, rounds: int) -> VerifyRate:
     """Make an attempt in `folder`, read it once, and time hashlib, one core and all cores in turn."""
-    with mock.patch.object(files.system, "fsync", return_value=None):
+    with mock.patch.object(syscalls.system, "fsync", return_value=None):
         attempt = make_attempt(folder, checkpoints, megabytes * 1_000_000 // checkpoints)
     found = lineage.verify(attempt)
     assert found.ok, found.text()

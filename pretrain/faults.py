@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.batch import Batch, StepBatch
 from pretrain.errors import ConfigError
 from pretrain.policy.fault_plan import Fault, FaultSettings, parse
@@ -70,7 +70,7 @@ def spoil_batch(faults: Sequence[Fault], batch: StepBatch) -> StepBatch:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind == "full_disk":
-            files.system = _FullDisk()
+            syscalls.system = _FullDisk()
     if not any(fault.kind == "corrupt_batch" for fault in faults):
         return batch
     return StepBatch(tuple(_noise(one) for one in batch.micro_batches), batch.epoch, batch.position)
@@ -101,7 +101,7 @@ def spoil_gradients(
     return loss
 
 
-class _FullDisk(files.System):
+class _FullDisk(syscalls.System):
     def write(self, fd: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import reading
 from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint, metrics, namespace, verification
 from pretrain.evidence.checkpoint_record import RECORD_NAME
@@ -123,7 +123,7 @@ def _verify_bound(folder: Path, parent: Parent) -> Verification:
         unread = []
         for _, place in checkpoint.list_checkpoints(folder):
             try:
-                is_it = files.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256
+                is_it = reading.hash_file(place / RECORD_NAME).sha256 == parent.record_sha256
             except IntegrityError:
                 continue
             except StorageError as error:  # It may be the one.

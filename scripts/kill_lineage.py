@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain import files, lineage
+from pretrain import lineage, reading
 from pretrain.evidence import checkpoint, namespace
 
 CONFIG = """
@@ -153,7 +153,7 @@ def trees(run: Run) -> dict[int, Tree]:
     found = {}
     for number in namespace.list_attempts(run.folder):
         attempt = namespace.attempt_folder(run.folder, number)
-        names = [(name, attempt / name) for name, kind in files.walk(attempt) if kind == "file"]
+        names = [(name, attempt / name) for name, kind in reading.walk(attempt) if kind == "file"]
         found[number] = {
             name: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in names
         }

@@ -19,6 +19,7 @@ from pretrain.config import RunConfig, RunSettings
 from pretrain.errors import ConfigError
 from pretrain.evidence import checkpoint, metrics, namespace
 from pretrain.evidence.manifest_record import VERDICT
+from pretrain.lock import Lock
 from pretrain.machine.signals import StopRequest
 from pretrain.telemetry.sink import Note, Sink
 from pretrain.telemetry.time_spent import TimeSpent
@@ -47,7 +48,7 @@ def start_attempt(
     with stop.interrupting():
         prepared = prepare(config, config.training.threads, sinks)
     files.make_folder(run_dir, is_durable=False)
-    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
+    with Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
         refuse_old_run(run_dir)
         return run_attempt(prepared, run_dir, lock, 1, None, [], stop, sinks, spent, asked, stalled)
 
@@ -75,7 +76,7 @@ def resume_attempt(
     """
     spent = TimeSpent()
     run_dir, _ = namespace.resolve(path)
-    with files.Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
+    with Lock.acquire(run_dir / namespace.LOCK, str(run_dir)) as lock:
         _, number = namespace.resolve(path)  # Another process may have made an attempt until the lock was free.
         damaged: dict[Path, str] = {}
         while True:

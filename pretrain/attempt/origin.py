@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.config import RunConfig, parse
 from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint, incident, manifest, metrics, namespace, verification
@@ -226,7 +226,7 @@ def _without_record(folder: Path, step: int) -> tuple[tuple[str, str], ...]:
             name,
             f"{place / name} has no record: its save was cut short, or the record is gone",
         )
-        for name, kind in files.walk(place)
+        for name, kind in reading.walk(place)
         if "/" not in name and kind in ("folder", "link") and name not in known
     )
 
@@ -309,7 +309,7 @@ def _step_of(folder: Path, record_sha256: str) -> int:
     """Return the step of the checkpoint of an attempt that has this record, -1 where it is gone or cannot be read."""
     for step, place in reversed(checkpoint.list_checkpoints(folder)):
         with contextlib.suppress(IntegrityError, StorageError):
-            if files.hash_file(place / RECORD_NAME).sha256 == record_sha256:
+            if reading.hash_file(place / RECORD_NAME).sha256 == record_sha256:
                 return step
     return -1
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from pretrain import files
 from pretrain.attempt.ending import publish, record_outcome, record_stall, record_unopened
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.memory_snapshot import MemorySnapshot
@@ -26,6 +25,7 @@ from pretrain.evidence.manifest_record import VERDICT
 from pretrain.evidence.namespace import Parent
 from pretrain.evidence.writer import AttemptWriter
 from pretrain.faults import Faults
+from pretrain.lock import Lock
 from pretrain.loop import DiskWait, LoopParts, finish_step, limit_targets, save, show, stop_here, train, warn
 from pretrain.machine.signals import StopRequest
 from pretrain.machine.watchdog import Watchdog
@@ -45,7 +45,7 @@ from pretrain.validation import Validator
 def run_attempt(
     prepared: Prepared,
     run_dir: Path,
-    lock: files.Lock,
+    lock: Lock,
     number: int,
     origin: Origin | None,
     reasons: list[str],

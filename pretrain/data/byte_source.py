@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pretrain import progress
 from pretrain.data.windows import SourceFile
 from pretrain.errors import DataError, IntegrityError, StorageError
-from pretrain.files import hash_file, walk
+from pretrain.reading import hash_file, walk
 
 # Files of one source that stay open; with more of them each read opens its file again, so that a folder of a
 # million documents does not run into the limit of open files.

@@ -9,7 +9,7 @@ from pretrain.data.sample_format import SampleFormat, format_named
 from pretrain.data.sigmf_metadata import SigmfMetadata, parse_metadata
 from pretrain.data.windows import SourceFile
 from pretrain.errors import DataError, IntegrityError
-from pretrain.files import read_regular
+from pretrain.reading import read_regular
 
 META, DATA = ".sigmf-meta", ".sigmf-data"
 _METADATA_LIMIT = 256 << 20  # bytes; the annotations of a long recording make large files

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import ConfigError, IntegrityError, PretrainError, StorageError
 from pretrain.evidence.checkpoint_record import (
     RECORD_NAME,
@@ -129,7 +129,7 @@ def _clear(folder: Path) -> None:
     """Removes what a save that failed or was killed left in `folder`, and nothing else."""
     if not os.path.lexists(folder):
         return
-    for name, _ in files.walk(folder):
+    for name, _ in reading.walk(folder):
         if name == RECORD_NAME:
             raise IntegrityError(f"{folder}: a checkpoint is there already; remove it before another is saved")
         if not is_shard_name(name) and not files.TEMPORARY.fullmatch(name):
@@ -246,7 +246,7 @@ def read_record(folder: Path) -> CheckpointRecord:
     Raises IntegrityError when it is missing or altered, or is not of the step that the folder is named after.
     """
     path = folder / RECORD_NAME
-    record = parse_record(files.read_regular(path, limit=_RECORD_LIMIT), str(path))
+    record = parse_record(reading.read_regular(path, limit=_RECORD_LIMIT), str(path))
     step = _step_of(folder.name)
     if step is not None and step != record.step:
         raise IntegrityError(f"{path}: expected the record of step {step}, found that of step {record.step}")
@@ -273,7 +273,7 @@ def _read_whole_record(folder: Path) -> CheckpointRecord:
         raise IntegrityError(f"{folder}: expected a folder, found a symlink")
     record = read_record(folder)
     bound = {RECORD_NAME, *(file.path for file in record.files)}
-    found = dict(files.walk(folder))
+    found = dict(reading.walk(folder))
     for name in sorted(bound | set(found)):
         if name not in found:
             raise IntegrityError(f"{folder / name}: missing")
@@ -293,7 +293,7 @@ def list_checkpoints(attempt: Path) -> list[tuple[int, Path]]:
     folder = attempt / "checkpoints"
     if folder.is_symlink() or not folder.is_dir():
         return []
-    kinds = dict(files.walk(folder))
+    kinds = dict(reading.walk(folder))
     steps = [(_step_of(name), name) for name, kind in kinds.items() if kind == "folder"]
     return sorted(
         (step, folder / name) for step, name in steps if step is not None and f"{name}/{RECORD_NAME}" in kinds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical
 
@@ -78,7 +78,7 @@ def read(attempt: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a stream, of one that is too long for a row only its begin. Raises IntegrityError."""
     length, rest = 0, b""
-    for block in files.read_blocks(path):
+    for block in reading.read_blocks(path):
         length += len(block)
         if length > _READ_LIMIT:
             raise IntegrityError(f"{path}: expected at most {_READ_LIMIT} bytes, found more")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import reading
 from pretrain.errors import IntegrityError, StorageError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -90,7 +90,7 @@ class Findings:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.kinds = {_encodable(name): kind for name, kind in files.walk(folder)}
+        self.kinds = {_encodable(name): kind for name, kind in reading.walk(folder)}
         self._found: dict[str, set[str]] = {kind: set() for kind in ("extra", "missing", "changed", "unsafe", "unread")}
         self._reasons: list[tuple[str, str]] = []  # what each is about, "" = no single file, and what it says
         self._verified: set[str] = set()
@@ -158,7 +158,7 @@ class Findings:
             elif kind == "file" and name not in bound and judged(name):
                 self.add("extra", name, f"{bound_by} does not name it")
         there = [name for name in bound if self.kinds.get(name) == "file"]
-        faults = files.verify_all([(self.folder / name, *bound[name]) for name in there])
+        faults = reading.verify_all([(self.folder / name, *bound[name]) for name in there])
         found = dict(zip(there, faults, strict=True))
         for name in bound:
             if name not in self.kinds:

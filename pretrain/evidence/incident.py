@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pretrain import files
+from pretrain import reading
 from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical
 from pretrain.policy.diagnosis import Cause, Diagnosis
@@ -134,7 +134,7 @@ def _replay(replay: Replay | None) -> dict[str, Any] | None:
 
 def read_incident(path: Path) -> Incident:
     """Return what an incident's file says. Raises IntegrityError where it was altered or is none."""
-    return parse_incident(files.read_regular(path, limit=canonical.RECORD_LIMIT), str(path))
+    return parse_incident(reading.read_regular(path, limit=canonical.RECORD_LIMIT), str(path))
 
 
 def read_incidents(attempt: Path, up_to: int) -> Iterator[tuple[int, bytes]]:
@@ -142,10 +142,10 @@ def read_incidents(attempt: Path, up_to: int) -> Iterator[tuple[int, bytes]]:
     folder = attempt / FOLDER
     if folder.is_symlink():
         raise IntegrityError(f"{folder}: expected a folder, found a symlink")
-    for name, _ in files.walk(folder) if folder.is_dir() else ():
+    for name, _ in reading.walk(folder) if folder.is_dir() else ():
         number = number_of(f"{FOLDER}/{name}")
         if number is not None and number <= up_to:
-            data = files.read_regular(folder / name, limit=canonical.RECORD_LIMIT)
+            data = reading.read_regular(folder / name, limit=canonical.RECORD_LIMIT)
             if parse_incident(data, str(folder / name)).number != number:
                 raise IntegrityError(f"{folder / name}: it is the record of another incident")
             yield number, data

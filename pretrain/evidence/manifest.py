@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical, checkpoint, metrics, outcome
 from pretrain.evidence.manifest_record import (
@@ -83,7 +83,7 @@ def _take_in(attempt: Path) -> list[FileEntry]:
         for file in checkpoint.read_record(folder).files:
             hashed[f"{relative}/{file.path}"] = (file.bytes, file.sha256)
     entries = []
-    for path, kind in files.walk(attempt):
+    for path, kind in reading.walk(attempt):
         if kind == "folder":
             continue
         if kind != "file" or path in (NAME, outcome.NAME):
@@ -98,7 +98,7 @@ def _take_in(attempt: Path) -> list[FileEntry]:
 
 
 def _published(path: Path) -> tuple[int, str]:
-    found = files.hash_file(path)
+    found = reading.hash_file(path)
     return found.bytes, found.sha256
 
 
@@ -110,5 +110,5 @@ def publish_manifest(attempt: Path, manifest: Manifest) -> str:
 def read_manifest(attempt: Path) -> tuple[Manifest, str]:
     """The manifest of an attempt folder and the SHA-256 of its file. Raises IntegrityError."""
     path = attempt / NAME
-    data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
+    data = reading.read_regular(path, limit=canonical.RECORD_LIMIT)
     return parse_manifest(data, str(path)), hashlib.sha256(data).hexdigest()

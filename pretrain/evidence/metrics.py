@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical
 from pretrain.policy.incident import Report
@@ -106,7 +106,7 @@ def broken_prefixes(path: Path, cursors: Iterable[Cursor]) -> list[Cursor]:
     """Those of `cursors` that do not bind the first rows of the stream, found in one pass."""
     broken = []
     digest, at, lines = hashlib.sha256(), 0, 0
-    blocks = files.read_blocks(path)
+    blocks = reading.read_blocks(path)
     block = b""
     for cursor in sorted(cursors, key=lambda cursor: cursor.bytes):
         while at < cursor.bytes and (block or (block := next(blocks, b""))):
@@ -152,7 +152,7 @@ def rollbacks(path: Path) -> list[tuple[int, int]]:
     What is written beyond the last whole row, by a process that goes on writing, is left out.
     """
     found = []
-    for number, line in enumerate(_lines(path, _whole(files.read_blocks(path))), start=1):
+    for number, line in enumerate(_lines(path, _whole(reading.read_blocks(path))), start=1):
         if b'"event":"rolled_back"' in line:
             row, where = _row(line, f"{path}: row {number}"), f"{path}: row {number}"
             step, batch = (canonical.integer(row.get(name), f"{where}: {name}") for name in ("step", "batch"))
@@ -163,7 +163,7 @@ def rollbacks(path: Path) -> list[tuple[int, int]]:
 def migrations(path: Path) -> list[dict[str, Any]]:
     """The `migrated` rows of a stream in the order of time; what is beyond the last whole row is left out."""
     found = []
-    for number, line in enumerate(_lines(path, _whole(files.read_blocks(path))), start=1):
+    for number, line in enumerate(_lines(path, _whole(reading.read_blocks(path))), start=1):
         if b'"event":"migrated"' in line:
             row, where = _row(line, f"{path}: row {number}"), f"{path}: row {number}"
             canonical.integer(row.get("step"), f"{where}: step")
@@ -233,7 +233,7 @@ def counts(path: Path) -> Counts:
     rolled_back, skipped_, quarantined = 0, 0, 0
     incidents: set[int] = set()
     alarms: dict[str, int] = {}
-    for number, line in enumerate(_lines(path, files.read_blocks(path)), start=1):
+    for number, line in enumerate(_lines(path, reading.read_blocks(path)), start=1):
         if b'"event":"step"' in line:
             continue  # nearly all rows are steps, and hold none of what is counted
         row = _row(line, f"{path}: row {number}")
@@ -258,7 +258,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _up_to(path: Path, length: int) -> Iterator[bytes]:
-    for block in files.read_blocks(path):
+    for block in reading.read_blocks(path):
         if length <= 0:
             return
         yield block[:length]

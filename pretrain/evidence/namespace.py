@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import canonical, metrics
 
@@ -113,7 +113,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 def read_environment(attempt: Path) -> dict[str, Any]:
     """The environment record of an attempt folder. Raises IntegrityError, also where it was altered."""
     path = attempt / ENVIRONMENT
-    data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
+    data = reading.read_regular(path, limit=canonical.RECORD_LIMIT)
     record = _checked_environment(canonical.parse(data, str(path)), str(path))
     is_bound = "config_sha256" in record["determinism"] or "environment_sha256" in record["determinism"]
     if is_bound and record["determinism"].get("environment_sha256") != _digest(record):
@@ -124,7 +124,7 @@ def read_environment(attempt: Path) -> dict[str, Any]:
 def read_config(attempt: Path, environment: Mapping[str, Any]) -> str:
     """The text of an attempt's config.yaml. Raises IntegrityError where it is not the one that was bound."""
     path = attempt / CONFIG
-    data = files.read_regular(path, limit=_CONFIG_LIMIT)
+    data = reading.read_regular(path, limit=_CONFIG_LIMIT)
     if environment["determinism"].get("config_sha256") not in (None, hashlib.sha256(data).hexdigest()):
         raise IntegrityError(f"{path}: is not the file that {ENVIRONMENT} binds by config_sha256; it was altered")
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain import files, progress
+from pretrain import progress, reading, syscalls
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical
 
@@ -96,7 +96,7 @@ class ShardFile:
     chunks: by tensor name, with the position of the first byte in the file.
     """
 
-    def __init__(self, path: Path, fd: int, verified: files.Verified | None = None) -> None:
+    def __init__(self, path: Path, fd: int, verified: reading.Verified | None = None) -> None:
         """Take over `fd`, and close it here on an error. Raises IntegrityError on a bad header."""
         self.path, self._fd, self._verified = path, fd, verified
         try:
@@ -109,14 +109,14 @@ class ShardFile:
     def open(cls, path: Path) -> Self:
         """Open `path`, which this process has just written: nothing but the header is checked."""
         try:
-            return cls(path, files.system.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            return cls(path, syscalls.system.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         except OSError as error:
             raise StorageError(f"{path}: reading back failed: {error.strerror}") from error
 
     @classmethod
     def open_verified(cls, path: Path, bytes_: int, sha256: str) -> Self:
         """Open `path` after its size and hash were found as recorded; IntegrityError otherwise."""
-        verified = files.open_verified(path, bytes_, sha256)
+        verified = reading.open_verified(path, bytes_, sha256)
         return cls(path, verified.fd, verified)
 
     def check_unchanged(self) -> None:

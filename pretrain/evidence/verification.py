@@ -5,7 +5,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical, checkpoint, incident, metrics, namespace
 from pretrain.evidence.checkpoint_record import RECORD_NAME, CheckpointRecord
@@ -67,7 +67,7 @@ def _read_manifest(findings: Findings, expect_sha256: str | None) -> tuple[Manif
     manifest, sha256 = None, None
     if findings.is_regular(NAME):
         with findings.changing(NAME):
-            data = files.read_regular(path, limit=canonical.RECORD_LIMIT)
+            data = reading.read_regular(path, limit=canonical.RECORD_LIMIT)
             sha256 = hashlib.sha256(data).hexdigest()
             if expect_sha256 not in (None, sha256):
                 findings.add("changed", NAME, f"expected SHA-256 {expect_sha256}, found {sha256}")
@@ -304,7 +304,7 @@ def _check_parent(findings: Findings, parent: Parent) -> bool | None:
             records = [folder / RECORD_NAME for _, folder in checkpoint.list_checkpoints(attempt)]
         for record in records if not attempt.is_symlink() else ():
             try:
-                if files.hash_file(record).sha256 == parent.record_sha256:
+                if reading.hash_file(record).sha256 == parent.record_sha256:
                     return True
             except (IntegrityError, StorageError) as error:
                 faults.append(error)

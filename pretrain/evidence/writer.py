@@ -13,6 +13,7 @@ from pretrain.evidence import checkpoint, incident, outcome
 from pretrain.evidence.checkpoint import SavedCheckpoint
 from pretrain.evidence.events import EventLog
 from pretrain.evidence.metrics import Cursor, MetricStream
+from pretrain.lock import Lock
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class AttemptWriter:
     patience: how often all that is written here is tried. lock: that of the run, which this process holds.
     """
 
-    def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor, lock: files.Lock) -> None:
+    def __init__(self, folder: Path, number: int, identity_sha256: str, prefix: Cursor, lock: Lock) -> None:
         self.folder, self.number, self.identity_sha256 = folder, number, identity_sha256
         self._lock = lock
         self._metrics = MetricStream(folder / "metrics.jsonl", prefix)

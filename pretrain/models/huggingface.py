@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from pretrain import files
+from pretrain import reading
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.models.decoder import Decoder
 from pretrain.models.parts import NORM_EPS
@@ -88,7 +88,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"init.from_huggingface: {path}: missing; expected the folder of a Llama or Qwen3 model")
     try:
-        value = json.loads(files.read_regular(_real(path), limit=_JSON_LIMIT))
+        value = json.loads(reading.read_regular(_real(path), limit=_JSON_LIMIT))
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path}: expected JSON: {error}") from error
     if not isinstance(value, dict):

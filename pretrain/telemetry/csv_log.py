@@ -12,7 +12,8 @@ from typing import BinaryIO
 import numpy as np
 
 from pretrain.errors import ConfigError
-from pretrain.files import Appender, Lock
+from pretrain.files import Appender
+from pretrain.lock import Lock
 from pretrain.telemetry.sink import Event, StepRow
 
 Cell = float | int | str | None

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from benchmarks.verify_rate import make_attempt, measure, peak_bytes
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from tests.loop.probes import Unsynced
 
 
@@ -23,7 +23,7 @@ def test_a_small_attempt_is_measured(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Attempts with one checkpoint, of 16 MiB and of 200 MiB in one file."""
-    with mock.patch.object(files, "system", Unsynced()):
+    with mock.patch.object(syscalls, "system", Unsynced()):
         folder = tmp_path_factory.mktemp("attempts")
         return make_attempt(folder / "small", 1, 16 << 20), make_attempt(folder / "large", 1, 200 << 20)
 

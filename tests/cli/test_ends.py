@@ -2,13 +2,14 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from pretrain import files
+from pretrain import reading, syscalls
 from pretrain.attempt import start_attempt
 from pretrain.loop import boundary
 from pretrain.machine.signals import StopRequest
@@ -50,7 +51,7 @@ def test_diverged(tmp_path: Path) -> None:
     assert rows.count('"event":"skipped"') == 3
 
 
-class FullDisk(files.System):
+class FullDisk(syscalls.System):
     """A disk with room for records, but not for another checkpoint."""
 
     def __init__(self, shards: int) -> None:
@@ -58,7 +59,7 @@ class FullDisk(files.System):
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         fd = super().open(path, flags, mode)
-        if "shard_" in path.name and flags & files.os.O_CREAT:
+        if "shard_" in path.name and flags & os.O_CREAT:
             self._left -= 1
             self._shards.add(fd)
         return fd
@@ -75,7 +76,7 @@ class FullDisk(files.System):
 
 def test_s25_disk_full(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", FullDisk(shards=2))
+        patch.setattr(syscalls, "system", FullDisk(shards=2))
         answer = pretrain("train", "--config", write_config(tmp_path), "--json", "--quiet")
     assert answer.code == answer.json["exit_code"] == 6
     record = outcome(tmp_path / "run")
@@ -145,7 +146,7 @@ def test_a_signal_between_the_last_step_and_the_manifest(tmp_path: Path) -> None
 
 
 def test_a_signal_while_the_manifest_is_made(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop, real = StopRequest(), files.hash_file
+    stop, real = StopRequest(), reading.hash_file
 
     def hash_file(path: Path) -> Any:
         if path.name == "events.jsonl":  # which nothing but the manifest binds
@@ -153,7 +154,7 @@ def test_a_signal_while_the_manifest_is_made(tmp_path: Path, made: Path, monkeyp
         return real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "hash_file", hash_file)
+        patch.setattr(reading, "hash_file", hash_file)
         result = start_attempt(tiny(tmp_path), stop, [])
     assert (result.verdict, result.exit_code, result.manifest_sha256) == ("interrupted", 75, None)
     record = outcome(tmp_path / "run")
@@ -168,14 +169,14 @@ def test_a_signal_while_the_manifest_is_made(tmp_path: Path, made: Path, monkeyp
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
 def test_a_stream_that_cannot_be_opened(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoStream(files.System):
+    class NoStream(syscalls.System):
         def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-            if path.name == name and path.parent.name == "0001" and flags & (files.os.O_WRONLY | files.os.O_RDWR):
+            if path.name == name and path.parent.name == "0001" and flags & (os.O_WRONLY | os.O_RDWR):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().open(path, flags, mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", NoStream())
+        patch.setattr(syscalls, "system", NoStream())
         answer = pretrain("train", "--config", write_config(tmp_path), "--json", "--quiet")
     assert answer.code == answer.json["exit_code"] == 6
     assert answer.err.endswith(f"next: pretrain resume --attempt {tmp_path / 'run'}\n")
@@ -186,14 +187,14 @@ def test_a_stream_that_cannot_be_opened(tmp_path: Path, name: str, monkeypatch: 
 
 
 def test_a_manifest_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoManifest(files.System):
+    class NoManifest(syscalls.System):
         def replace(self, source: Path, target: Path) -> None:
             if target.name == "manifest.json":
                 raise OSError(errno.EIO, "Input/output error")
             super().replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", NoManifest())
+        patch.setattr(syscalls, "system", NoManifest())
         answer = pretrain("train", "--config", write_config(tmp_path), "--quiet")
     assert answer.code == 6
     assert outcome(tmp_path / "run")["verdict"] == "storage"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import files
+from pretrain.lock import Lock
 from tests.cli.calling import Answer, contents, flip, pretrain
 from tests.tiny import go_on, write_config
 
@@ -213,7 +213,7 @@ def test_busy_while_another_process_writes_the_run(made: Path, stopped: Path, tm
     fresh.mkdir()
     run = fresh if command == "train" else stopped
     target = ["--config", made / "text.yaml", f"run.dir={run}"] if command == "train" else ["--attempt", run]
-    with files.Lock.acquire(run / "run.lock", "the test"):
+    with Lock.acquire(run / "run.lock", "the test"):
         before = contents(run)
         assert_refused(pretrain(command, *target), 7, str(run), "another process writes this run")
         assert contents(run) == before

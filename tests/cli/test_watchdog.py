@@ -58,7 +58,7 @@ def score_or_hang(self, model, batch, device):
 if how == "validation":
     TextTask.score = score_or_hang
 
-class Disk(files.System):
+class Disk(syscalls.System):
     shard, writes = None, 0
 
     def open(self, path, flags, mode=0o644):
@@ -75,7 +75,7 @@ class Disk(files.System):
         return super().write(fd, data)
 
 if how == "save":
-    files.system = Disk()
+    syscalls.system = Disk()
 
 steps.accumulate = accumulate
 main()

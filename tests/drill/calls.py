@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.errors import DataError, IntegrityError, StorageError
 from tests.drill.cycle import DATA, cycle_config
 from tests.drill.layer import Layer
@@ -90,7 +90,7 @@ def listing(order: Order) -> int:
     def told(_: int, what: str) -> None:
         os.write(log, f"{what}\n".encode())
 
-    files.system = Failing(0, "EIO", from_then_on=False, told=told)
+    syscalls.system = Failing(0, "EIO", from_then_on=False, told=told)
     return live_on(order)
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain import files
+from pretrain import syscalls
 from tests.loop.forks import ROOT, warm
 
 PATIENCE_SECONDS = 60.0
@@ -64,7 +64,7 @@ class Ended:
         )
 
 
-class Stopping(files.System):
+class Stopping(syscalls.System):
     """The real system, which stops its process before the chosen change of the disk."""
 
     def __init__(self, stop_at: int, report: mmap.mmap) -> None:
@@ -98,7 +98,7 @@ def run(order: Order, report: mmap.mmap) -> int:
         os.close(opened)
     for name, limit in order.limits.items():
         resource.setrlimit(LIMITS[name], (limit, resource.getrlimit(LIMITS[name])[1]))
-    files.system = Stopping(order.stop_at, report)
+    syscalls.system = Stopping(order.stop_at, report)
     sys.argv = ["pretrain", *order.words]
     try:
         cli.main()

@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from unittest import mock
 
-from pretrain import files, lineage
+from pretrain import lineage, reading, syscalls
 from pretrain.config import load
 from pretrain.errors import IntegrityError
 from tests.drill.kill_sweep import HURT
@@ -194,10 +194,10 @@ class Corruption:
         attempt = self._folder / run / "attempts/0001"
         is_finished = run == "finished"
         random_ = random.Random(f"{self._seed} {run}")
-        names = [name for name, kind in files.walk(attempt) if kind == "file"]
+        names = [name for name, kind in reading.walk(attempt) if kind == "file"]
         if not is_finished:  # no record binds these yet
             names = [name for name in names if name not in ("events.jsonl", "outcome.json", "telemetry.csv")]
-        steps = [name for name, _ in files.walk(attempt) if name.startswith("checkpoints/") and name.count("/") == 1]
+        steps = [name for name, _ in reading.walk(attempt) if name.startswith("checkpoints/") and name.count("/") == 1]
         for name in names:
             size = (attempt / name).stat().st_size
             content = (attempt / name).read_bytes()
@@ -268,7 +268,7 @@ def opened(folder: Path, seed: int) -> Iterator[Corruption]:
     """Train both runs; the seed chooses the bits that are flipped and the blocks that become zeros."""
     with (
         mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"),
-        mock.patch.object(files, "system", Unsynced()),
+        mock.patch.object(syscalls, "system", Unsynced()),
     ):
         yield Corruption(folder, seed)
 

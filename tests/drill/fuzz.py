@@ -16,7 +16,7 @@ from unittest import mock
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.config import load
 from pretrain.evidence import canonical, checkpoint
 from tests.drill.corruption import STEPS, STOPPED_AFTER
@@ -154,7 +154,7 @@ def _difference(before: bytes, after: bytes) -> str:
 @contextmanager
 def opened(folder: Path, seed: int) -> Iterator[Fuzz]:
     """Train both runs; `seed` changes nothing, nor does anything but the clock in the files that hold it."""
-    with mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"), mock.patch.object(files, "system", Unsynced()):
+    with mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"), mock.patch.object(syscalls, "system", Unsynced()):
         yield Fuzz(folder)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from pretrain import files
+from pretrain import reading, syscalls
 from pretrain.config import load
 from pretrain.evidence import canonical
 from tests.drill.bounded import MEMORY, SECONDS, Call, Calls
@@ -300,7 +300,7 @@ class Hostile:
 
 def _seen(folder: Path) -> dict[str, tuple[str, int, int]]:
     """Kind, size and time of the last change of all below a folder, but for the lock that a resume takes and leaves."""
-    found = {name: (kind, (folder / name).lstat()) for name, kind in files.walk(folder)}
+    found = {name: (kind, (folder / name).lstat()) for name, kind in reading.walk(folder)}
     return {
         name: (kind, at.st_size if kind == "file" else 0, at.st_mtime_ns)
         for name, (kind, at) in found.items()
@@ -314,7 +314,7 @@ def opened(folder: Path, seed: int) -> Iterator[Hostile]:
     (folder / "calls").mkdir()
     with (
         mock.patch.dict(os.environ, PRETRAIN_ALLOW_FAULTS="1"),
-        mock.patch.object(files, "system", Unsynced()),
+        mock.patch.object(syscalls, "system", Unsynced()),
         Calls(folder / "calls") as calls,
     ):
         yield Hostile(calls, folder)

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.config import difference, parse, resumed, to_yaml
 from pretrain.errors import PretrainError
 from tests.drill.changed_keys import ENTRIES, all_keys, allow_list, another, configuration, keys_of, pattern_of
@@ -215,7 +215,7 @@ def refused(path: Path, *overrides: str, require_bit_exact: bool = False) -> Pre
 @contextmanager
 def opened(folder: Path, seed: int) -> Iterator[Surroundings]:
     """Train the run that nothing changes around; `seed` changes nothing, since every point is gone through."""
-    with mock.patch.object(files, "system", Unsynced()):
+    with mock.patch.object(syscalls, "system", Unsynced()):
         yield Surroundings(folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import checkpoint
 from tests.evidence.checkpoint_samples import contents, save, small_state
@@ -18,7 +18,7 @@ from tests.evidence.checkpoint_samples import contents, save, small_state
 CALLS = ("open", "write", "fsync", "truncate", "close", "replace", "unlink", "mkdir", "rmdir")
 
 
-class FailingSystem(files.System):
+class FailingSystem(syscalls.System):
     """Fails the calls from number `first` on, `times` of them; `calls` counts and `log` names them all."""
 
     def __init__(self, first: int, times: int, number: int) -> None:
@@ -45,7 +45,7 @@ class FailingSystem(files.System):
 def failing(monkeypatch: pytest.MonkeyPatch, first: int, times: int, number: int) -> Iterator[FailingSystem]:
     system = FailingSystem(first, times, number)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", system)
+        patch.setattr(syscalls, "system", system)
         yield system
 
 
@@ -120,11 +120,11 @@ def test_a_failing_removal_never_leaves_a_record_without_its_files(
 def test_an_interrupt_while_writing_comes_through_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupting(files.System):
+    class Interrupting(syscalls.System):
         def write(self, fd: int, data: memoryview) -> int:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "system", Interrupting())
+    monkeypatch.setattr(syscalls, "system", Interrupting())
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path / "c", {"t": torch.zeros(1 << 20)})
     assert list(tmp_path.iterdir()) == []
@@ -133,12 +133,12 @@ def test_an_interrupt_while_writing_comes_through_and_leaves_nothing(
 def test_an_unreadable_file_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "c")
 
-    class Denying(files.System):
+    class Denying(syscalls.System):
         def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
             if path.name.startswith("shard_"):
                 raise PermissionError(errno.EACCES, "Permission denied")
             return super().open(path, flags, mode)
 
-    monkeypatch.setattr(files, "system", Denying())
+    monkeypatch.setattr(syscalls, "system", Denying())
     with pytest.raises(IntegrityError, match=r"shard_00000\.safetensors"):
         checkpoint.load_checkpoint(tmp_path / "c", small_state())

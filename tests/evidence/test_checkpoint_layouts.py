@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.errors import DivergedError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint
 from pretrain.evidence.safetensors_file import Chunk, ShardFile, encode_header
@@ -104,7 +104,7 @@ def test_every_layout_loads_into_every_other(tmp_path: Path) -> None:
     assert contents(tmp_path / "boxes") == contents(tmp_path / "boxes again")
 
 
-class Full(files.System):
+class Full(syscalls.System):
     def write(self, fd: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -122,12 +122,12 @@ def test_what_stops_one_rank_stops_all_of_them(tmp_path: Path) -> None:
         assert not folder.exists()
         if rank == 1:
             local(state["model.matrix"])[-1, -1] = 0.0
-            files.system = Full()
+            syscalls.system = Full()
         with pytest.raises(StorageError, match="No space"):
             save(folder, state)
         torch.distributed.barrier()
         assert not folder.exists()
-        files.system = files.System()
+        syscalls.system = syscalls.System()
         save(folder, state)
         destination = like(state)
         if rank == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import lineage
+from pretrain import lineage, syscalls
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import canonical, checkpoint, metrics, namespace
 from pretrain.evidence.checkpoint_record import parse_record
@@ -253,15 +253,14 @@ def swap(one: Path, other: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_checked(
     attempt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pretrain import files
 
-    class Failing(files.System):
+    class Failing(syscalls.System):
         def read_into(self, fd: int, buffer: memoryview) -> int:
             if os.readlink(f"/proc/self/fd/{fd}").endswith("events.jsonl"):
                 raise OSError(5, "Input/output error")
             return super().read_into(fd, buffer)
 
-    monkeypatch.setattr(files, "system", Failing())
+    monkeypatch.setattr(syscalls, "system", Failing())
     (attempt / "telemetry.csv").unlink()
     named(attempt, changed=["events.jsonl"], missing=["telemetry.csv"])
     found = lineage.verify(attempt)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import reading
 from pretrain.errors import IntegrityError
 from pretrain.evidence import manifest
 from pretrain.evidence.canonical import encode, seal
@@ -49,10 +49,10 @@ def test_a_manifest_names_every_file_with_its_role(attempt: Path, record: dict[s
         "telemetry.csv": "telemetry",
     }
     for entry in record["files"]:
-        found = files.hash_file(attempt / entry["path"])
+        found = reading.hash_file(attempt / entry["path"])
         assert (found.bytes, found.sha256) == (entry["bytes"], entry["sha256"])
     parsed, sha256 = read_manifest(attempt)
-    assert sha256 == files.hash_file(attempt / "manifest.json").sha256
+    assert sha256 == reading.hash_file(attempt / "manifest.json").sha256
     assert parsed.counts == Counts(1, 0, 0, 0, {})
     assert (parsed.latest.step, parsed.best[0].value, parsed.parent, parsed.bit_exact) == (4, 0.5, None, True)
     assert role_of("incidents/incident_0001.json") == "incident"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import files, reading, syscalls
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical, metrics, rows
 from pretrain.evidence.metrics import EMPTY, Counts, Cursor, MetricStream
@@ -85,13 +85,13 @@ def test_the_cursor_is_that_of_the_file(tmp_path: Path) -> None:
 def test_each_row_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
 
-    class Watching(files.System):
+    class Watching(syscalls.System):
         def write(self, fd: int, data: memoryview) -> int:
             writes.append(bytes(data))
             return super().write(fd, data)
 
     stream = MetricStream(tmp_path / "metrics.jsonl")
-    monkeypatch.setattr(files, "system", Watching())
+    monkeypatch.setattr(syscalls, "system", Watching())
     for _ in range(3):
         stream.append(rows.step(**STEP))
     assert writes == [canonical.encode(rows.step(**STEP))] * 3
@@ -99,7 +99,7 @@ def test_each_row_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_row_that_could_not_be_written_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(files.System):
+    class Full(syscalls.System):
         def write(self, fd: int, data: memoryview) -> int:
             if len(data) < 50:
                 raise OSError(28, "No space left on device")
@@ -110,7 +110,7 @@ def test_a_row_that_could_not_be_written_is_not_counted(tmp_path: Path, monkeypa
     stream.append(rows.step(**STEP))
     before = stream.cursor
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", Full())
+        patch.setattr(syscalls, "system", Full())
         with pytest.raises(StorageError, match=r"metrics\.jsonl: appending failed"):
             stream.append(rows.step(**STEP))
     assert stream.cursor == before
@@ -151,7 +151,7 @@ def test_a_stream_that_is_not_what_was_bound_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_prefix_is_copied_only_when_it_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", 100)
+    monkeypatch.setattr(reading, "BLOCK", 100)
     path, copy = tmp_path / "metrics.jsonl", tmp_path / "copy"
     bound = write(path, 3)
     write(path, 2, bound)
@@ -166,13 +166,13 @@ def test_a_prefix_is_copied_only_when_it_verifies(tmp_path: Path, monkeypatch: p
     ):
         with pytest.raises(IntegrityError, match=r"metrics\.jsonl: expected"):
             files.publish(copy, metrics.verify_prefix(path, wrong))
-        assert files.walk(tmp_path) == [("metrics.jsonl", "file")]
+        assert reading.walk(tmp_path) == [("metrics.jsonl", "file")]
     files.publish(copy, metrics.verify_prefix(path, EMPTY))
     assert copy.read_bytes() == b""
 
 
 def test_many_prefixes_are_checked_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", 64)
+    monkeypatch.setattr(reading, "BLOCK", 64)
     path = tmp_path / "metrics.jsonl"
     cursors, cursor = [EMPTY], None
     for _ in range(4):
@@ -192,7 +192,7 @@ def test_the_last_row_that_a_cursor_binds(tmp_path: Path, monkeypatch: pytest.Mo
     bound = write(path, 3)
     write(path, 5, bound)
     for block in (7, 1 << 20):
-        monkeypatch.setattr(files, "BLOCK", block)
+        monkeypatch.setattr(reading, "BLOCK", block)
         assert metrics.last_row(path, bound) == rows.step(**STEP | {"step": 2})
     assert metrics.last_row(path, EMPTY) is None
     assert metrics.last_row(path, bound, besides=["step"]) is None
@@ -220,7 +220,7 @@ def test_counts_are_read_from_the_stream(tmp_path: Path, monkeypatch: pytest.Mon
     stream.close()
     expected = Counts(skipped=2, rolled_back=2, quarantined=1, incidents=3, alarms={"dead_expert": 2, "drift": 1})
     for block in (13, 1 << 20):
-        monkeypatch.setattr(files, "BLOCK", block)
+        monkeypatch.setattr(reading, "BLOCK", block)
         assert metrics.counts(path) == expected
     assert Counts.parse(expected.record(), "x") == expected
     changes: list[dict[str, Any]] = [

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import files, reading, syscalls
 from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import canonical, metrics, namespace, outcome
 from pretrain.evidence.events import EventLog
 from pretrain.evidence.metrics import Cursor
 from pretrain.evidence.namespace import Parent
 from tests.evidence import attempts
-from tests.evidence.test_files import Faulty, faults
+from tests.evidence.faulty import Faulty, faults
 
 PARENT = Parent(1, "checkpoint", "ef" * 32)
 
@@ -24,7 +24,7 @@ def test_an_attempt_is_born_whole(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "tiny"
     folder = attempts.begin_attempt(run, 1, prefix=[b'{"event":', b'"begin"}\n'])
     assert folder == run / "attempts" / "0001"
-    assert [name for name, _ in files.walk(run)] == [
+    assert [name for name, _ in reading.walk(run)] == [
         "attempts",
         "attempts/0001",
         "attempts/0001/config.yaml",
@@ -44,7 +44,7 @@ def test_an_attempt_whose_prefix_does_not_verify_is_not_born(tmp_path: Path) -> 
     with pytest.raises(IntegrityError):
         attempts.begin_attempt(tmp_path, 2, PARENT, metrics.verify_prefix(parent / "metrics.jsonl", wrong))
     assert namespace.list_attempts(tmp_path) == [1]
-    assert not [name for name, _ in files.walk(tmp_path) if ".tmp-" in name]
+    assert not [name for name, _ in reading.walk(tmp_path) if ".tmp-" in name]
 
 
 def test_what_a_killed_creation_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_system_fault_leaves_a_whole_attempt_or_none(tmp_path: Path, monkeypat
         visited += 1
         assert (raised is not None) == (len(faulty.calls) >= faulty.at)
         if namespace.list_attempts(run):
-            assert [name for name, _ in files.walk(run / "attempts" / "0001")] == [
+            assert [name for name, _ in reading.walk(run / "attempts" / "0001")] == [
                 "config.yaml",
                 "environment.json",
                 "metrics.jsonl",
             ]
         if run.exists() and not faulty.unlink_failed:
-            assert not [name for name, _ in files.walk(run) if ".tmp-" in name]
+            assert not [name for name, _ in reading.walk(run) if ".tmp-" in name]
     assert visited > 300
 
 
@@ -179,7 +179,7 @@ def test_an_event_log_that_cannot_be_made_durable_gives_its_descriptor_back(
 ) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", Faulty(1, errno.EIO))
+        patch.setattr(syscalls, "system", Faulty(1, errno.EIO))
         with pytest.raises(StorageError, match=r"events\.jsonl: fsync failed"):
             log.close()
     with pytest.raises(StorageError, match="closed"):

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain import files
+from pretrain import syscalls
 from tests.loop.savers import break_saver
 from tests.loop.systems import Failing, Recording, Watched
 
@@ -115,8 +115,8 @@ def tell(report: mmap.mmap, changes: int, calls: int, last: str) -> None:
 
 def note(*told: Any) -> None:
     """Put what a person was told among the operations of the disk, where these are on record."""
-    if isinstance(files.system, Recording):
-        files.system.note(*told)
+    if isinstance(syscalls.system, Recording):
+        syscalls.system.note(*told)
 
 
 class Announced:
@@ -138,7 +138,7 @@ class Announced:
         """Nothing is open."""
 
 
-def system_of(order: Order, report: mmap.mmap) -> files.System:
+def system_of(order: Order, report: mmap.mmap) -> syscalls.System:
     """Return what stands in the place of the file module's system in the life of `order`."""
     if order.record:
         return break_saver(Recording(Path(order.record), Path(order.run).parent), order.broken)
@@ -153,7 +153,7 @@ def system_of(order: Order, report: mmap.mmap) -> files.System:
 
 def live(order: Order, report: mmap.mmap) -> int:
     """Live a life in this process and return its exit code."""
-    files.system = system_of(order, report)
+    syscalls.system = system_of(order, report)
     if order.ledger:
         from tests.loop.samples_taken import keep_ledger
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from pretrain import files, lineage
+from pretrain import lineage, reading
 from pretrain.config import to_yaml
 from pretrain.evidence import checkpoint, namespace
 from tests.loop.forks import Forks, Life, Order
@@ -39,7 +39,7 @@ def whole_and_stopped(folder: Path) -> Path:
 def tree(folder: Path) -> Tree:
     """Return kind, modification time in ns and SHA-256 of all that is under `folder`, and of the folder itself."""
     found: Tree = {}
-    for name, kind in [(".", "folder"), *files.walk(folder)]:
+    for name, kind in [(".", "folder"), *reading.walk(folder)]:
         path = folder / name
         content = hashlib.sha256(path.read_bytes()).hexdigest() if kind == "file" else ""
         found[name] = (kind, path.lstat().st_mtime_ns, content)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import AttemptResult, resume_attempt, start_attempt
 from pretrain.batch import Batch
 from pretrain.config import RunConfig
@@ -23,7 +23,7 @@ Place = tuple[int, int]
 Hook = Callable[[Batch, torch.Tensor], torch.Tensor]
 
 
-class Unsynced(files.System):
+class Unsynced(syscalls.System):
     """The real system without its fsyncs, which only a power cut can tell apart and which take most of the time."""
 
     def fsync(self, fd: int) -> None:

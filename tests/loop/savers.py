@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.evidence.checkpoint_record import RECORD_NAME, is_shard_name
 from tests.loop.systems import Recording
 
@@ -28,11 +28,11 @@ def _record_before_data(_: Recording) -> None:
     publish = files.publish
     held: list[tuple[Path, bytes]] = []
 
-    def publish_late(path: Path, chunks: bytes | Iterable[bytes | memoryview], **how: Any) -> files.Published:
+    def publish_late(path: Path, chunks: bytes | Iterable[bytes | memoryview], **how: Any) -> reading.Published:
         if is_shard_name(path.name):
             data = b"".join(bytes(chunk) for chunk in ((chunks,) if isinstance(chunks, bytes) else chunks))
             held.append((path, data))
-            return files.Published(len(data), hashlib.sha256(data).hexdigest())
+            return reading.Published(len(data), hashlib.sha256(data).hexdigest())
         published = publish(path, chunks, **how)
         while path.name == RECORD_NAME and held:
             publish(*held.pop())
@@ -56,7 +56,7 @@ def _prune_before_publish(_: Recording) -> None:
 def _written_in_place(system: Recording) -> None:
     """Write every file under its own name, where a reader can see the half of it."""
 
-    def publish(path: Path, chunks: bytes | Iterable[bytes | memoryview], **_: Any) -> files.Published:
+    def publish(path: Path, chunks: bytes | Iterable[bytes | memoryview], **_: Any) -> reading.Published:
         fd = system.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         published = files._write_hashed(fd, path, chunks)
         system.fsync(fd)

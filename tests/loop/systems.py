@@ -1,4 +1,4 @@
-"""What stands in the place of `files.system` in a life: every call can be looked at, made to fail, or put on record."""
+"""What stands in for `syscalls.system` in a life: every call can be looked at, made to fail, or put on record."""
 
 import base64
 import errno
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain import files
+from pretrain import syscalls
 
-CALLS = frozenset(name for name in vars(files.System) if not name.startswith("_"))
+CALLS = frozenset(name for name in vars(syscalls.System) if not name.startswith("_"))
 SHORT = "SHORT"
 _SHORT_READ = 100  # bytes
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class Watched(files.System):
+class Watched(syscalls.System):
     """The real system; every call of it goes through `visit`."""
 
     def __getattribute__(self, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.loop import LoopParts
 from pretrain.machine.signals import StopRequest
@@ -25,7 +25,7 @@ SAMPLES = 4  # of one step of the tiny runs
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     monkeypatch.setenv("PRETRAIN_ALLOW_FAULTS", "1")
 
 

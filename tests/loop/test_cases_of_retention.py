@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.attempt import start_attempt
 from pretrain.evidence import checkpoint
 from pretrain.evidence.manifest import read_manifest
@@ -26,7 +26,7 @@ EACH = ("model.layers=1", "validation.validate_every_n_steps=1", "checkpoint.che
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def let_validation_find(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:

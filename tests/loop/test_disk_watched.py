@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.evidence.events import read_events
 from pretrain.loop import boundary
@@ -17,7 +17,7 @@ from tests.tiny import Recorder, tiny
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """The warnings of a run on the screen and in its events, where `free()` bytes are left at each save."""
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     monkeypatch.setattr(boundary, "free_bytes", lambda _: free())
     sink = Recorder()
     assert start_attempt(tiny(tmp_path, "text"), StopRequest(), [sink]).verdict == "done"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files, lineage
+from pretrain import files, lineage, syscalls
 from pretrain.evidence import checkpoint, namespace
 from tests.loop.systems import Watched
 from tests.tiny import go_on, tiny, train
@@ -38,7 +38,7 @@ class Syncs(Watched):
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
     system = Syncs()
-    monkeypatch.setattr(files, "system", system)
+    monkeypatch.setattr(syscalls, "system", system)
     return system
 
 
@@ -76,7 +76,7 @@ class FailsAtTheLastName(Syncs):
 
 def test_a_manifest_whose_name_could_not_be_made_durable(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "system", FailsAtTheLastName())
+        patch.setattr(syscalls, "system", FailsAtTheLastName())
         ended = train(tiny(tmp_path, "text", *SHORT))
     assert (ended.exit_code, ended.verdict) == (6, "storage")
     attempt = namespace.attempt_folder(tmp_path / "run", 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.machine.signals import StopRequest
 from pretrain.models import routers
@@ -24,7 +24,7 @@ QUICK = ("training.max_steps=6", "checkpoint.checkpoint_every_n_steps=6", "valid
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def rows_of(run: Path, event: str) -> list[dict[str, Any]]:

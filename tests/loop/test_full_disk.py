@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files, progress
+from pretrain import progress, syscalls
 from pretrain.attempt import AttemptResult, Words, begin, run, start_attempt
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import checkpoint, events
@@ -247,7 +247,7 @@ def run_on(
     clock = Clock(lambda now: setattr(system, "is_full", now < frees_at))
     recorder = Recorder()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", system)
+        patch.setattr(syscalls, "system", system)
         patch.setattr(run, "DiskWait", partial(DiskWait, clock=clock, sleep=clock.sleep))
         result = start_attempt(tiny(tmp_path, "text", *overrides), StopRequest(), [recorder])
     return result, [(event.kind, event.text) for event in recorder.events if isinstance(event, Note)]
@@ -343,7 +343,7 @@ def test_a_wait_is_in_the_seconds_of_no_step(
     system = Full(words, first=first)
     clock = Clock(lambda now: setattr(system, "is_full", now < 30))  # the one clock, which nothing moves but the wait
     recorder = Recorder()
-    monkeypatch.setattr(files, "system", system)
+    monkeypatch.setattr(syscalls, "system", system)
     monkeypatch.setattr(run, "DiskWait", partial(DiskWait, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(begin, "TimeSpent", partial(TimeSpent, clock))
     monkeypatch.setattr(steps, "Throughput", partial(steps.Throughput, clock=clock))
@@ -400,7 +400,7 @@ def test_what_is_for_eyes_ends_no_run(
     recorder = Recorder()
     asked = {"trace.json": Words(profile="2:3"), "memory.json": Words(memory_snapshot="3")}.get(words[0], Words())
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", Full(*words, first=3 if words[0] == "telemetry.csv" else 1))
+        patch.setattr(syscalls, "system", Full(*words, first=3 if words[0] == "telemetry.csv" else 1))
         result = start_attempt(tiny(tmp_path), StopRequest(), [recorder], asked)
     assert end(result, tmp_path) == untouched
     texts = [event.text for event in recorder.events if isinstance(event, Note) and event.kind == "warning"]

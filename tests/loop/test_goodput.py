@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import resume_attempt, start_attempt
 from pretrain.attempt.goodput import goodput_of
 from pretrain.errors import StorageError
@@ -22,7 +22,7 @@ from tests.tiny import Recorder, go_on, tiny, train
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def told(attempt: Path) -> list[dict[str, Any]]:

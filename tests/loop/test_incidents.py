@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.attempt import replay_incident, resume_attempt, start_attempt
 from pretrain.attempt.replayed import Replayed
 from pretrain.errors import ConfigError, IntegrityError
@@ -256,11 +256,11 @@ def test_a_disk_that_is_full_ends_with_6_and_a_resume_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33]", run="a"))
-    monkeypatch.setattr(files, "system", files.System())
+    monkeypatch.setattr(syscalls, "system", syscalls.System())
     result = train(tiny(tmp_path, "text", *QUICK, "faults.inject=[nan_grad@33, full_disk@34]", run="b"))
     assert (result.verdict, result.exit_code) == ("storage", 6)
     assert not (tmp_path / "b/attempts/0001/outcome.json").exists()  # the disk is full for it as well
-    monkeypatch.setattr(files, "system", files.System())
+    monkeypatch.setattr(syscalls, "system", syscalls.System())
     done = go_on(tmp_path / "b")
     assert done.verdict == "done"
     assert whole.checkpoint is not None

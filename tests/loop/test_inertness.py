@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.batch import Batch
 from pretrain.machine.signals import StopRequest
@@ -68,7 +68,7 @@ CLIMBED = {*MOVED, "ledger.incidents", "ledger.ladder.skips", "ledger.ladder.ski
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     # What is huge fits into float16 with it: an overflow of the scale's own is another matter (test_loss_scale.py).
     monkeypatch.setattr("pretrain.build.LossScale", lambda: LossScale(4.0))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.batch import Batch
 from pretrain.config import RunConfig
 from pretrain.errors import ConfigError
@@ -26,7 +26,7 @@ SMALL_DATA = {"text": "data.train.letters.span=[0.0, 0.1]", "iq": "data.train.si
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def rows_of(run: Path, event: str = "step") -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files, lineage
+from pretrain import files, lineage, reading
 from pretrain.evidence import namespace
 from tests.loop.forks import Forks, Life, Order
 from tests.loop.lineages import End, Lineage, end_of, small_config
@@ -115,7 +115,7 @@ def test_s31_two_runs_at_once_each_killed_and_restarted_five_times(forks: Forks,
 
 
 def temporaries(folder: Path) -> set[str]:
-    return {name for name, _ in files.walk(folder) if files.TEMPORARY.fullmatch(name.rpartition("/")[2])}
+    return {name for name, _ in reading.walk(folder) if files.TEMPORARY.fullmatch(name.rpartition("/")[2])}
 
 
 def kill_while_it_trains(forks: Forks, reference: Untouched, run: Path, kill_at: int) -> Iterator[Life]:

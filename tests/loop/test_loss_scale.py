@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import AttemptResult, start_attempt
 from pretrain.loop import LoopParts
 from pretrain.loop import train as loop_train
@@ -27,7 +27,7 @@ HUGE = 2.0**30  # the gradient of one logit is a thousandth of it, and 65504 the
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def begin_at(monkeypatch: pytest.MonkeyPatch, scale: float, interval: int = 2000) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.data import loader
 from pretrain.evidence.metrics import counts
@@ -44,7 +44,7 @@ MONITOR_EVENTS = ("monitor", "mixture", "alarm")
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import AttemptResult, resume_attempt
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint
@@ -25,7 +25,7 @@ RECORD = f"{NEWEST}/checkpoint.json"
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 @pytest.fixture(scope="module")

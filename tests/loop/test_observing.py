@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import files, syscalls
 from pretrain.attempt import Words, begin, start_attempt
 from pretrain.evidence.events import read_events
 from pretrain.loop import steps
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.now += 1.0
         return loss
 
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     monkeypatch.setattr(files, "publish", slow)
     hook_loss(monkeypatch, takes)
     monkeypatch.setattr(steps, "Throughput", partial(Throughput, clock=clock))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt.memory import remedy
 from pretrain.batch import Batch
 from pretrain.errors import OutOfMemoryRunError
@@ -34,7 +34,7 @@ FAULTS = [
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def raising(error: BaseException, position: int) -> Any:

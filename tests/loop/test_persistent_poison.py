@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.attempt import AttemptResult, start_attempt
 from pretrain.evidence import checkpoint, namespace
 from pretrain.machine.signals import StopRequest
@@ -25,7 +25,7 @@ QUICK = ("model.layers=1", "training.max_steps=30", f"checkpoint.checkpoint_ever
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     monkeypatch.setenv("PRETRAIN_ALLOW_FAULTS", "1")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import preflight, prepare, start_attempt
 from pretrain.errors import StorageError
 from pretrain.evidence import checkpoint, events, namespace
@@ -63,7 +63,7 @@ def test_a_run_takes_no_more_than_was_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, overrides: tuple[str, ...]
 ) -> None:
     seen = Largest(tmp_path / "run")
-    monkeypatch.setattr(files, "system", seen)
+    monkeypatch.setattr(syscalls, "system", seen)
     assert train(tiny(tmp_path, task, *overrides)).verdict == "done"
     told = preflight_of(tmp_path / "run")
     # tiny runs are mostly what every run has besides: of these a third at least is used

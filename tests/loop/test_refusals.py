@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from pretrain import files, lineage
+from pretrain import lineage, syscalls
 from pretrain.attempt import start_attempt
 from pretrain.config import RunConfig
 from pretrain.evidence import checkpoint
@@ -26,7 +26,7 @@ SAMPLES = 4  # of one step of the tiny runs
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pretrain import files
 from pretrain.attempt import AttemptResult
 from pretrain.errors import ConfigError
+from pretrain.lock import Lock
 from tests.tiny import go_on, tiny, train
 
 CASES = list(itertools.product(("text", "iq"), ("float32", "bfloat16", "float16")))
@@ -81,14 +81,14 @@ def test_with_what_a_step_draws_or_moves_besides_it_is_the_same(task: str, overr
 def test_what_another_process_did_before_the_lock_was_free_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two resumes of a run, of which the second has looked for the newest attempt before the first made another."""
     assert train(tiny(tmp_path), 5).verdict == "interrupted"
-    real = files.Lock.acquire
+    real = Lock.acquire
 
-    def acquire(*words: Any) -> files.Lock:
-        monkeypatch.setattr(files.Lock, "acquire", real)
+    def acquire(*words: Any) -> Lock:
+        monkeypatch.setattr(Lock, "acquire", real)
         assert go_on(tmp_path / "run").attempt == 2
         return real(*words)
 
-    monkeypatch.setattr(files.Lock, "acquire", acquire)
+    monkeypatch.setattr(Lock, "acquire", acquire)
     late = go_on(tmp_path / "run")
     assert (late.verdict, late.attempt) == ("done", 2)
     assert newest(tmp_path / "run").name == "0002"

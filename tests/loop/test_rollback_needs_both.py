@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import start_attempt
 from pretrain.loop import LoopParts
 from pretrain.machine.signals import StopRequest
@@ -36,7 +36,7 @@ SETTINGS = (
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def without_the_optimizer(self: RunState, snapshot: Snapshot, real: Any = RunState.go_back) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.config import RunConfig
 from tests.loop.lineages import end_of
 from tests.loop.probes import Moments, Unsynced, hook_loss, poison
@@ -20,7 +20,7 @@ REFUSED = {(0, 2 * 2): "loss"}
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
 
 
 def short(folder: Path, task: str, run: str, *overrides: str) -> RunConfig:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.attempt import resume_attempt
 from pretrain.machine.signals import StopRequest
 from tests.loop.lineages import end_of
@@ -25,7 +25,7 @@ def told(run: Path, stop_after: int | None = None) -> list[str]:
 def test_three_attempts_without_a_checkpoint_are_told_of(
     killed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "system", Unsynced())
+    monkeypatch.setattr(syscalls, "system", Unsynced())
     run = tmp_path / "run"
     assert train(tiny(tmp_path), 6).verdict == "interrupted"
     for _ in range(killed):

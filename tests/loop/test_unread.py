@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from tests.cli.calling import Answer, flip, pretrain
 from tests.loop.lineages import end_of, tree, whole_and_stopped
 from tests.loop.probes import Unsynced, newest_attempt
@@ -49,7 +49,7 @@ class Failing(Unsynced):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Failing:
     system = Failing()
-    monkeypatch.setattr(files, "system", system)
+    monkeypatch.setattr(syscalls, "system", system)
     return system
 
 

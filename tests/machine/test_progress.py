@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain import files
+from pretrain import files, reading
 from pretrain.data.byte_source import FileBytes
 from pretrain.data.text import TextSettings as TextSource
 from pretrain.data.text import build_text as open_text
@@ -42,7 +42,7 @@ Work = Callable[[], object]
 Case = Callable[[Path, pytest.MonkeyPatch], tuple[Work, int]]
 
 BLOCKS = 3
-STATE = {"model.a": torch.zeros(BLOCKS, files.BLOCK // 4), "model.b": torch.zeros(4)}
+STATE = {"model.a": torch.zeros(BLOCKS, reading.BLOCK // 4), "model.b": torch.zeros(4)}
 TASK = build_text(TextSettings(), Tokens(), 12)
 
 
@@ -74,7 +74,7 @@ def validator(fitted: int, scored: int, task: Task = TASK) -> Validator:
 
 def large(folder: Path) -> Path:
     path = folder / "large"
-    path.write_bytes(bytes(BLOCKS * files.BLOCK))
+    path.write_bytes(bytes(BLOCKS * reading.BLOCK))
     return path
 
 
@@ -89,12 +89,12 @@ def appends(folder: Path, _: pytest.MonkeyPatch) -> tuple[Work, int]:
 
 def reads_back(folder: Path, _: pytest.MonkeyPatch) -> tuple[Work, int]:
     path = large(folder)
-    return lambda: list(files.read_blocks(path)), BLOCKS + 1  # and the end
+    return lambda: list(reading.read_blocks(path)), BLOCKS + 1  # and the end
 
 
 def hashes(folder: Path, _: pytest.MonkeyPatch) -> tuple[Work, int]:
     path = large(folder)
-    return lambda: files.verify_all([(path, BLOCKS * files.BLOCK, "0" * 64)]), BLOCKS
+    return lambda: reading.verify_all([(path, BLOCKS * reading.BLOCK, "0" * 64)]), BLOCKS
 
 
 def hashes_data(folder: Path, _: pytest.MonkeyPatch) -> tuple[Work, int]:
@@ -191,9 +191,9 @@ TABLE: list[tuple[str, Case]] = [
     ("data/byte_source.py: FileBytes.check_unchanged", looks_at_data),
     ("data/loader.py: _Plan.build_step", builds_steps),
     ("evidence/safetensors_file.py: ShardFile.read_into", loads),
-    ("files.py: _blocks", reads_back),
-    ("files.py: _hash", hashes),
-    ("files.py: _hash", hashes_data),
+    ("reading.py: _blocks", reads_back),
+    ("reading.py: _hash", hashes),
+    ("reading.py: _hash", hashes_data),
     ("files.py: _write_fully", appends),
     ("files.py: _write_fully", saves),
     ("gradients.py: accumulate", accumulates),

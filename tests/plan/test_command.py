@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.config import load, to_yaml
 from pretrain.machine.signals import STOP_SIGNALS
 from tests.cli.calling import contents, pretrain
@@ -108,11 +108,11 @@ def test_where_nobody_may_write_is_refused_before_a_step(
 def test_a_disk_that_is_full_at_the_end_speaks_of_no_run(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full(files.System):
+    class Full(syscalls.System):
         def write(self, fd: int, data: memoryview) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "system", Full())
+    monkeypatch.setattr(syscalls, "system", Full())
     answer = pretrain("plan", "--config", config, "--coordinate-check", *QUICK, "--output", tmp_path / "x.svg")
     assert (answer.code, answer.out) == (6, "")
     assert "the picture cannot be written: No space left on device; mend that or choose another place" in answer.err

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.errors import BusyError, ConfigError, StorageError
 from pretrain.telemetry.csv_log import COLUMNS, CsvLog, cells, check_place, columns
 from pretrain.telemetry.sink import Begin, Note, StepRow
@@ -246,7 +246,7 @@ def test_a_path_that_can_hold_no_log_is_refused_and_named(tmp_path):
 def test_a_row_is_one_write_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     written = []
 
-    class Full(files.System):
+    class Full(syscalls.System):
         def write(self, fd, data):
             if len(written) == 3:
                 os.write(fd, data[:7])
@@ -255,7 +255,7 @@ def test_a_row_is_one_write_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypa
             return os.write(fd, data)
 
     log = CsvLog(tmp_path / "t.csv", columns(), rotate=True)
-    monkeypatch.setattr(files, "system", Full())
+    monkeypatch.setattr(syscalls, "system", Full())
     for step in (1, 2, 3):
         log.emit(row(step))
     assert [data.count(b"\n") for data in written] == [1, 1, 1]
@@ -268,12 +268,12 @@ def test_a_row_is_one_write_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypa
 def test_closing_makes_the_rows_durable(tmp_path, monkeypatch):
     synced = []
 
-    class Counting(files.System):
+    class Counting(syscalls.System):
         def fsync(self, fd):
             synced.append(fd)
 
     log = CsvLog(tmp_path / "t.csv", columns(), rotate=True)
-    monkeypatch.setattr(files, "system", Counting())
+    monkeypatch.setattr(syscalls, "system", Counting())
     log.emit(row(1))
     assert synced == []
     log.close()
@@ -306,13 +306,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is(
 
 
 def test_a_log_that_cannot_be_begun_holds_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(files.System):
+    class Full(syscalls.System):
         def write(self, fd: int, data: memoryview) -> int:
             raise OSError(28, "No space left on device")
 
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system", Full())
+        patch.setattr(syscalls, "system", Full())
         with pytest.raises(StorageError, match="No space left"):
             CsvLog(tmp_path / "log.csv", COLUMNS, rotate=True)
     assert len(os.listdir("/proc/self/fd")) == before

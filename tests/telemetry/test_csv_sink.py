@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
+from pretrain import syscalls
 from pretrain.errors import ConfigError
 from pretrain.telemetry.csv_log import CsvLog, columns
 from pretrain.telemetry.csv_sink import CsvSink
 from pretrain.telemetry.sink import Note, StepRow
 
 
-class Failing(files.System):
+class Failing(syscalls.System):
     """A disk that refuses the writes, or the fsyncs, while it is told to."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Failing(files.System):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Failing:
     failing = Failing()
-    monkeypatch.setattr(files, "system", failing)
+    monkeypatch.setattr(syscalls, "system", failing)
     return failing
 
 
