@@ -18,6 +18,8 @@ _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
     errno.ENFILE: "the system is out of open files; close some, then resume",
     errno.EIO: "the disk reports a fault: check it before resuming from it",
+    errno.ELOOP: "a link is in its place: move it away, then resume",
+    errno.EISDIR: "a folder is in its place: move it away, then resume",
     errno.EFBIG: "a file may not become that large: raise the limit (ulimit -f), then resume",
 }
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -267,8 +267,8 @@ def _beginning(
         raise IntegrityError(
             f"{folder}: none of its checkpoints verifies",
             *faults,
-            "put one back from a copy; with all of them moved out of the run, `pretrain resume --attempt "
-            f"{shlex.quote(str(folder))}` trains from step 0 again",
+            "put back from a copy what one of them lacks; with all of them moved out of the run, `pretrain resume "
+            f"--attempt {shlex.quote(str(folder))}` trains from step 0 again",
         )
     if above is None:
         return folder, None, 0

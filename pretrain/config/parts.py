@@ -198,7 +198,8 @@ class _Survey:
         chosen = (*part.path, part.chooser.key) if part.chooser else part.path
         if part.chooser and self.document.is_from_file((*part.path, key)) and not self.document.is_from_file(chosen):
             return f", which {self.document.origin(chosen)} chose; take the key out of {self.document.where}"
-        elsewhere, guess = self._elsewhere(key), near(key, part.keys)
+        longer = next((name for name in part.keys if "_" in key and name.endswith(f"_{key}")), None)
+        elsewhere, guess = None if longer else self._elsewhere(key), longer or near(key, part.keys)
         if elsewhere and not (guess and guess.lower() == key.lower()):
             return f"; did you mean {elsewhere}?"
         if guess:

@@ -21,6 +21,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("optimizer.lrr=1", "optimizer.lrr is not a setting of adamw; did you mean lr?"),
     ("optimizer.LR=1", "optimizer.LR is not a setting of adamw; did you mean lr?"),
     ("optimizer.max_steps=5", "optimizer.max_steps is not a setting of adamw; did you mean training.max_steps?"),
+    (
+        "checkpoint.every_n_steps=5",
+        "checkpoint.every_n_steps is not a setting of checkpoint; did you mean checkpoint_every_n_steps?",
+    ),
     ("training.heads=5", "training.heads is not a setting of training; did you mean model.heads?"),
     ("max_steps=5", "max_steps is not a section; did you mean training.max_steps?"),
     ("optimiser={}", "optimiser is not a section; did you mean optimizer?"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pretrain import syscalls
-from pretrain.errors import BusyError, DisplacedError
+from pretrain.errors import BusyError, DisplacedError, StorageError
 from pretrain.lock import Lock
 from tests.evidence.faulty import faults
 
@@ -57,6 +57,17 @@ def test_locking_reports_a_system_error(tmp_path: Path, monkeypatch: pytest.Monk
 
     for faulty, raised in faults(monkeypatch, prepare):
         assert (raised is not None) == (len(faulty.calls) >= faulty.at)
+
+
+def test_what_is_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.lock").mkdir()
+    (tmp_path / "b.lock").symlink_to(tmp_path / "elsewhere")
+    for name, found in ("a.lock", "a folder"), ("b.lock", "a link"):
+        with pytest.raises(
+            StorageError, match=f"{name}: opening the lock failed: .*; {found} is in its place: move it"
+        ):
+            Lock.acquire(tmp_path / name, "runs/a")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_lock_is_nobodys_once_its_file_is_another_one(tmp_path: Path) -> None:
