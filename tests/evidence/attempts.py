@@ -1,7 +1,7 @@
 """Small attempts, finished or not, written through the same functions as a real one."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +158,16 @@ def rewrite(path: Path, change: dict[str, Any]) -> bytes:
     record = {**json.loads(path.read_bytes()), **change}
     record.pop("self_sha256")
     return encode(seal(record))
+
+
+def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of a record: what it has at a path of keys and indices."""
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+
+    def change(whole: dict[str, Any]) -> None:
+        inner: Any = whole
+        for part in parents:
+            inner = inner[part]
+        inner[last] = value
+
+    return change

@@ -11,6 +11,7 @@ from pretrain.errors import IntegrityError
 from pretrain.evidence import canonical, checkpoint
 from pretrain.evidence.checkpoint_record import CheckpointFile, RecordDraft, parse_record
 from pretrain.evidence.metrics import Cursor
+from tests.evidence.attempts import set_at
 from tests.evidence.checkpoint_samples import SCALARS, save
 
 FILES = [
@@ -27,18 +28,6 @@ def draft(**changes: Any) -> RecordDraft:
 def record() -> dict[str, Any]:
     found: dict[str, Any] = canonical.parse(draft().encode(FILES, "99" * 32), "here")
     return found
-
-
-def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-
-    def change(whole: dict[str, Any]) -> None:
-        inner: Any = whole
-        for part in parents:
-            inner = inner[part]
-        inner[last] = value
-
-    return change
 
 
 def drop_at(path: str) -> Callable[[dict[str, Any]], None]:

@@ -3,14 +3,13 @@
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from pretrain import syscalls
 from tests.cli.calling import Answer, flip, pretrain
-from tests.loop.lineages import end_of, tree, whole_and_stopped
+from tests.loop.lineages import end_of, tree
 from tests.loop.probes import Unsynced, newest_attempt
 from tests.tiny import go_on
 
@@ -51,21 +50,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Failing:
     system = Failing()
     monkeypatch.setattr(syscalls, "system", system)
     return system
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_and_stopped(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def whole(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made / "whole", tmp_path / "run")
-
-
-@pytest.fixture
-def stopped(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made / "stopped", tmp_path / "run")
 
 
 def refused(run: Path, *words: str) -> Answer:
