@@ -9,12 +9,13 @@ from pretrain import files
 from pretrain.attempt.memory import memory_explained
 from pretrain.attempt.migration import child_config, refuse_passed_over, refuse_the_same_again
 from pretrain.attempt.observing import NOTHING, Asked, Words
-from pretrain.attempt.origin import Origin, find_origin, find_targets
+from pretrain.attempt.origin import Origin, find_origin
 from pretrain.attempt.places import check_readable, refuse_another_folder, refuse_old_run, refuse_unusable
 from pretrain.attempt.prepare import prepare, restore_or_pass_over, surroundings
 from pretrain.attempt.result import Answer, AttemptResult, unheard
 from pretrain.attempt.run import run_attempt
 from pretrain.attempt.show import resume_command, validation_of_row
+from pretrain.attempt.targets import find_targets
 from pretrain.config import RunConfig, RunSettings
 from pretrain.errors import ConfigError
 from pretrain.evidence import checkpoint, metrics, namespace

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pretrain.attempt.ancestry import find_record
 from pretrain.attempt.goodput import time_lines
-from pretrain.attempt.origin import find_record
 from pretrain.attempt.prepare import Prepared
 from pretrain.attempt.result import Answer, AttemptResult
 from pretrain.attempt.show import resume_command, validation_answer

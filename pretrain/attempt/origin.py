@@ -1,7 +1,6 @@
 """What a child attempt goes on from: the parent found, verified and read before anything is created."""
 
 import contextlib
-import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,15 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from pretrain import files, reading
+from pretrain.attempt.ancestry import checkpoints_of
 from pretrain.config import RunConfig, parse
 from pretrain.errors import ConfigError, IntegrityError, StorageError
 from pretrain.evidence import checkpoint, incident, manifest, metrics, namespace, verification
 from pretrain.evidence.checkpoint import CheckpointRecord
-from pretrain.evidence.checkpoint_record import RECORD_NAME
 from pretrain.evidence.manifest import Manifest
 from pretrain.evidence.namespace import Parent
-from pretrain.policy.cadence import is_on_cadence
-from pretrain.policy.recovery import TARGETS, LadderState, Target, is_behind_slowing
 
 
 @dataclass(frozen=True)
@@ -284,77 +281,3 @@ def _beginning(
         f"{folder}: goes on from the {above.kind} {above.record_sha256} of attempt {above.attempt}, "
         f"which is not in {ancestor}"
     )
-
-
-def checkpoints_of(run_dir: Path, number: int) -> Iterator[tuple[int, Path]]:
-    """Yield step and folder of every checkpoint of attempt `number` and its ancestors, the youngest attempt first.
-
-    An ancestor whose folder was removed since holds none, nor does anything before it. What an ancestor saved after the
-    checkpoint that its child went on from is no part of the lineage.
-    """
-    above: int | None = number
-    last: float = float("inf")
-    while above is not None:
-        folder = namespace.attempt_folder(run_dir, above)
-        if not folder.is_dir():
-            return
-        yield from ((step, place) for step, place in checkpoint.list_checkpoints(folder) if step <= last)
-        parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{folder / namespace.ENVIRONMENT}: parent")
-        above = None if parent is None else parent.attempt
-        if parent is not None and parent.kind == "checkpoint":
-            last = min(last, _step_of(namespace.attempt_folder(run_dir, parent.attempt), parent.record_sha256))
-
-
-def _step_of(folder: Path, record_sha256: str) -> int:
-    """Return the step of the checkpoint of an attempt that has this record, -1 where it is gone or cannot be read."""
-    for step, place in reversed(checkpoint.list_checkpoints(folder)):
-        with contextlib.suppress(IntegrityError, StorageError):
-            if reading.hash_file(place / RECORD_NAME).sha256 == record_sha256:
-                return step
-    return -1
-
-
-def find_targets(
-    run_dir: Path, origin: Origin, every: int, ladder: LadderState
-) -> tuple[dict[Target, Path], list[str]]:
-    """Return the checkpoints of the regular cadence that a child of `origin` can go back to, and what is lost of them.
-
-    Of a step that several attempts of the lineage reached, the one of the youngest: what an older one holds there
-    may have been undone. The newest are verified here; where one is gone, damaged or unreadable, an older one takes its
-    place, and a run that goes back comes to another end than it would have.
-    """
-    found: dict[int, Path] = {}
-    for step, place in checkpoints_of(run_dir, origin.parent.attempt) if origin.parent is not None else ():
-        if step <= origin.step and is_on_cadence(step, every) and is_behind_slowing(step, ladder):
-            found.setdefault(step, place)
-    newest = range(origin.step - origin.step % every, -1, -every)
-    cadence = itertools.islice((step for step in newest if is_behind_slowing(step, ladder)), TARGETS)
-    targets: dict[Target, Path] = {}
-    lost = []
-    for step in sorted({*cadence, *found}, reverse=True) if origin.record is not None else ():
-        if len(targets) == TARGETS:
-            break
-        try:
-            record = _record_of_target(origin, step, found.get(step))
-        except (IntegrityError, StorageError) as error:
-            # Neither is a reason not to go on, which may never need it.
-            lost.append(f"it cannot go back to step {step} any more: {error}")
-        else:
-            targets[Target(step, record.batch)] = found[step]
-    return targets, lost
-
-
-def _record_of_target(origin: Origin, step: int, place: Path | None) -> CheckpointRecord:
-    if place is None:
-        raise IntegrityError(f"the checkpoint of step {step} is gone from {origin.folder} and what it goes on from")
-    if origin.record is not None and place == origin.checkpoint:
-        return origin.record  # its files were verified when they were loaded
-    return checkpoint.verify_checkpoint(place)
-
-
-def find_record(run_dir: Path, number: int, step: int) -> str | None:
-    """Return the record hash of the checkpoint of `step` in attempt `number` or an ancestor; None = in none."""
-    for saved, place in checkpoints_of(run_dir, number):
-        if saved == step:
-            return checkpoint.read_record(place).record_sha256
-    return None

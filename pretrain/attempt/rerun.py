@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain.attempt.origin import checkpoints_of
+from pretrain.attempt.ancestry import checkpoints_of
 from pretrain.attempt.prepare import check_same_data
 from pretrain.attempt.replayed import Replayed
 from pretrain.batch import StepBatch

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretrain.attempt.origin import Origin, checkpoints_of
+from pretrain.attempt.ancestry import checkpoints_of
+from pretrain.attempt.origin import Origin
 from pretrain.config import ABSENT, Change, InitSettings, RunConfig, difference, parse, value_text
 from pretrain.errors import ConfigError, IntegrityError
 from pretrain.evidence import checkpoint, namespace

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.attempt.origin import checkpoints_of
+from pretrain.attempt.ancestry import checkpoints_of
 from pretrain.errors import ConfigError, IntegrityError
 from tests.cli.calling import contents, flip, pretrain
 from tests.loop.lineages import end_of
