@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 90
 # the eighth step; `validation` hangs in the third batch that is scored, and `save` in the middle of the shard file.
 HANGS = """
 import os, signal, sys, time
-from pretrain import files
+from pretrain import files, syscalls
 from pretrain.cli import main
 from pretrain.evidence import shard_writer  # takes its second of imports before the watchdog looks
 from pretrain.loop import steps
