@@ -174,7 +174,8 @@ def _open(config: RunConfig, domain: str, choice: Choice[Any]) -> Source:
     except DataError as error:
         path = _path_of(choice)
         if path is None or path.startswith("builtin:") or os.path.lexists(path):
-            raise
+            first, *rest = error.args
+            raise DataError(f"data.{domain}: {first}", *rest) from error
         key = f"data.{domain}.path"
         raise DataError(f"{key}: {error}; a resume or a replay takes {key}=NEW for data that has moved") from error
     return windows

@@ -29,6 +29,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 application = typer.Typer(
     name="pretrain",
     no_args_is_help=True,
+    rich_markup_mode=None,  # plain text: in boxes the names of options are cut off at 80 columns
     add_completion=False,
     # A traceback is for what nobody expected, and never shows the values of local variables.
     pretty_exceptions_enable=False,
@@ -66,7 +67,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only warnings and the end of the run.")]
 
 
-@application.command()
+@application.command(short_help="Train a run from its config to its manifest.")
 def train(
     config: ConfigOption,
     overrides: Overrides = None,
@@ -89,10 +90,13 @@ def train(
             raise ConfigError("--print-config prints YAML: use it without --json")
         stop = _listen()
         with stop.interrupting():
-            from pretrain.config import load, to_yaml
+            from pretrain.config import load, to_yaml, warnings
 
             if print_config:
-                return give(to_yaml(load(config, settings)))
+                resolved = load(config, settings)
+                for text in warnings(resolved):
+                    tell(f"warning: {text}")
+                return give(to_yaml(resolved))
             from pretrain.attempt import Words, start_attempt
             from pretrain.console import Screen
 
@@ -104,7 +108,7 @@ def train(
     _run(work, json_)
 
 
-@application.command()
+@application.command(short_help="Go on from an attempt, to the same bytes.")
 def resume(
     attempt: Annotated[
         Path, typer.Option("--attempt", help="An attempt, or a run: its newest attempt.", metavar="PATH")
@@ -169,7 +173,7 @@ def resume(
     _run(work, json_)
 
 
-@application.command("verify-manifest")
+@application.command("verify-manifest", short_help="Check every byte that a manifest answers for.")
 def verify_manifest(
     path: Annotated[Path, typer.Argument(help="An attempt, its manifest.json, a checkpoint folder, or a run.")],
     expect_sha256: Annotated[
@@ -204,7 +208,7 @@ def verify_manifest(
     _run(work, json_)
 
 
-@application.command("inspect-checkpoint")
+@application.command("inspect-checkpoint", short_help="Show what a checkpoint holds.")
 def inspect_checkpoint(
     path: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     compare: Annotated[
@@ -224,7 +228,7 @@ def inspect_checkpoint(
     _run(work, json_)
 
 
-@application.command()
+@application.command(short_help="Run an incident's step again.")
 def replay(
     incident: Annotated[
         Path, typer.Option("--incident", help="The file of an incident, in its attempt.", metavar="PATH")
@@ -245,15 +249,15 @@ def replay(
     _run(work, json_)
 
 
-@application.command()
+@application.command(short_help="Say what a run will take.")
 def plan(
     config: ConfigOption,
     overrides: Overrides = None,
     coordinate_check: Annotated[
         bool, typer.Option("--coordinate-check", help="Train a few steps at several widths, with and without muP.")
     ] = False,
-    widths: Annotated[str | None, typer.Option("--widths", help="Of the check: 64,128,256,512.", metavar="W,W")] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="An SVG of the check.", metavar="FILE")] = None,
+    widths: Annotated[str | None, typer.Option("--widths", help="By default 64,128,256,512.", metavar="W,W")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Draw the check as an SVG.", metavar="FILE")] = None,
     json_: Json = False,
 ) -> None:
     """Say what a run will take: parameters, FLOPs, memory, disk; writes nothing but the picture it is asked for."""

@@ -103,14 +103,11 @@ def _shown(values: Any) -> str:
 
 
 def _parent_of(folder: Path) -> Parent | None:
-    """What an attempt says that it goes on from, which is always an attempt of a lower number."""
+    """What an attempt says that it goes on from."""
     path = folder / namespace.ENVIRONMENT
     if not os.path.lexists(path):
         return None
-    parent = Parent.parse(namespace.read_environment(folder)["parent"], f"{path}: parent")
-    if parent is not None and parent.attempt >= (namespace.number_of(folder) or parent.attempt + 1):
-        raise IntegrityError(f"{path}: expected a parent of a lower number than its own, found {parent.attempt}")
-    return parent
+    return Parent.parse(namespace.read_environment(folder)["parent"], f"{path}: parent")
 
 
 def _verify_bound(folder: Path, parent: Parent) -> Verification:

@@ -1,13 +1,13 @@
 """What the wall time of a run went to, read from the events of its attempts."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import events, namespace
 from pretrain.evidence.namespace import Parent
-from pretrain.policy.goodput import Goodput, add_up
+from pretrain.policy.goodput import Events, Goodput, add_up
 
 
 def goodput_of(run_dir: Path, number: int) -> Goodput:
@@ -27,10 +27,12 @@ def goodput_of(run_dir: Path, number: int) -> Goodput:
     others: list[int] = []
     with contextlib.suppress(IntegrityError, OSError):
         others = [one for one in namespace.list_attempts(run_dir) if one < number and one not in lineage]
-    return add_up(
-        [rows for one in lineage if (rows := events.read_events(namespace.attempt_folder(run_dir, one)))],
-        [rows for one in others if (rows := events.read_events(namespace.attempt_folder(run_dir, one)))],
-    )
+    return add_up(_events_of(run_dir, lineage), _events_of(run_dir, others))
+
+
+def _events_of(run_dir: Path, numbers: Iterable[int]) -> list[Events]:
+    """Return the events of these attempts, each of which is opened when its turn to be read comes."""
+    return [events.read_events(namespace.attempt_folder(run_dir, number)) for number in numbers]
 
 
 def time_lines(run_dir: Path, number: int, seconds: Mapping[str, float]) -> tuple[str, ...]:

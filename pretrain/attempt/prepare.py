@@ -192,11 +192,17 @@ def _moved(origin: Origin) -> list[str]:
     """Return why the checkpoint of `origin` was computed elsewhere than its attempt began: the device had changed."""
     if origin.checkpoint is None:
         return []
-    rows = events.read(origin.folder)
-    saved = [place for place, row in enumerate(rows) if (row.get("event"), row.get("step")) == ("saved", origin.step)]
+    if events.is_too_long(origin.folder):
+        return [f"{origin.folder / events.NAME} is too long to tell whether the state moved to another device"]
+    reasons: dict[str, None] = {}
+    before: int | None = None
+    for row in events.read(origin.folder):
+        if row.get("event") == events.DEVICE:
+            reasons[str(row.get("reason"))] = None
+        elif (row.get("event"), row.get("step")) == ("saved", origin.step):
+            before = len(reasons)
     # A kill may have come between a checkpoint and the word of it: then it is the newest there is.
-    last = saved[-1] if saved else len(rows)
-    return [str(row.get("reason")) for row in rows[:last] if row.get("event") == events.DEVICE]
+    return list(reasons)[:before]
 
 
 def check_same_data(records: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]], attempt: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,6 +22,8 @@ from pretrain.models import sizes
 from pretrain.registry import Choice
 
 Path = tuple[str, ...]
+
+_KEY = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)+")
 
 
 def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
@@ -43,8 +46,15 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> RunConfig:
     config = _assemble(parts, values)
     contradictions = check.contradictions(config, precision_is_given="precision" in document.tree["training"])
     if contradictions:
-        raise ConfigError(*(f"{where}: {one}" for one in contradictions))
+        raise ConfigError(*(f"{_where(document, one)}: {one}" for one in contradictions))
     return check.resolve(config)
+
+
+def _where(document: Document, contradiction: str) -> str:
+    """The file, and the overrides of the keys that a contradiction names."""
+    origins = (document.origin(tuple(key.split("."))) for key in _KEY.findall(contradiction))
+    given = sorted({origin.removeprefix("override ") for origin in origins if origin.startswith("override ")})
+    return f"{document.where} with {', '.join(given)}" if given else document.where
 
 
 def _name_default_data(tree: dict[str, Any]) -> None:

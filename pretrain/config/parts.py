@@ -115,7 +115,10 @@ class _Survey:
             hint = (
                 f"; did you mean {elsewhere or guess}?" if elsewhere or guess else f"; expected {', '.join(SECTIONS)}"
             )
-            self._report((name,), "is not a section" + ("; it is not in this version" if name in LATER else hint))
+            later = next((key for key in LATER if name == key or key.endswith(f".{name}")), None)
+            if later is not None:
+                hint = f"; {'it' if later == name else later} is not in this version"
+            self._report((name,), f"is not a section{hint}")
 
     def _domains(self, kind: str, domains: Mapping[str, Any]) -> None:
         if kind == "train" and not domains:

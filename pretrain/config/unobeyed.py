@@ -36,7 +36,7 @@ def warnings(config: RunConfig) -> Iterator[str]:
     model = config.model.settings
     if isinstance(model, DecoderSettings) and (found := departures(model)):
         differs = ", ".join(f"{key} is {value_text(own)} in place of {value_text(value)}" for key, own, value in found)
-        yield f"model.size {model.size}: {differs}; leave them out, or model.size"
+        yield f"model.size {model.size}: what is given beside it wins: {differs}"
     optimizer = config.optimizer.settings
     if not getattr(optimizer, "use_galore", True):
         for key, value in _changed(optimizer, type(optimizer)(), _GALORE):

@@ -68,9 +68,15 @@ def expectation(annotation: Any, limits: Mapping[str, Any], length: int | None =
     return f"{noun} {' and '.join(bounds)}" if bounds else noun
 
 
+# What other tools call it, or what is nearer by its letters than by its meaning.
+_MEANT = {"gpu": "cuda", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "gpt2": "gpt2-124m"}
+
+
 def near(word: str, words: Sequence[str]) -> str | None:
     """The word that was probably meant, or None."""
     lowered = {one.lower(): one for one in reversed(words)}
+    if (meant := _MEANT.get(word.lower())) in words:
+        return meant
     found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     return lowered[found[0]] if found else None
 

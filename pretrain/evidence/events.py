@@ -11,20 +11,19 @@ from pretrain.errors import IntegrityError, StorageError
 from pretrain.evidence import canonical
 
 NAME = "events.jsonl"
-_READ_LIMIT = 1 << 30  # bytes
+_READ_LIMIT = 32 << 20  # bytes
+_ROWS_LIMIT = 100_000  # those of some 50,000 checkpoints; a second to read
 _ROW_LIMIT = 1 << 16
 DEVICE = "device"  # the event of a state that moved to another device: its `reason` says why bits may differ
 
 
-def read_events(attempt: Path) -> list[dict[str, Any]]:
-    """Return the operations of an attempt as far as they can be read: nothing that is proved rests on them.
+def read_events(attempt: Path) -> Iterator[dict[str, Any]]:
+    """Yield the operations of an attempt as far as they can be read: nothing that is proved rests on them.
 
     `seconds` are numbers by kind where they are there at all.
     """
-    found: list[dict[str, Any]] = []
     with contextlib.suppress(IntegrityError, StorageError):
-        found = read(attempt)
-    return [row for row in found if "event" in row and _is_sound(row)]
+        yield from (row for row in read(attempt) if "event" in row and _is_sound(row))
 
 
 def _is_sound(row: dict[str, Any]) -> bool:
@@ -61,18 +60,30 @@ class EventLog:
             self._appender.close()
 
 
-def read(attempt: Path) -> list[dict[str, Any]]:
-    """Return the operations of an attempt, oldest first; nothing binds them, so that a damaged line is left out."""
+def is_too_long(attempt: Path) -> bool:
+    """Whether the operations of an attempt are more than are read. Raises IntegrityError for no regular file."""
     path = attempt / NAME
     if not path.exists():
-        return []
-    rows = []
+        return False
+    return path.stat().st_size > _READ_LIMIT or sum(b.count(b"\n") for b in reading.read_blocks(path)) > _ROWS_LIMIT
+
+
+def read(attempt: Path) -> Iterator[dict[str, Any]]:
+    """Yield the operations of an attempt, oldest first; nothing binds them, so that a damaged line is left out.
+
+    Raises IntegrityError for what is no regular file, or too long.
+    """
+    path = attempt / NAME
+    if not path.exists():
+        return
+    if is_too_long(attempt):
+        raise IntegrityError(f"{path}: expected at most {_READ_LIMIT} bytes and {_ROWS_LIMIT} rows, found more")
     for line in _lines(path):
+        row = None
         with contextlib.suppress(IntegrityError):
             row = canonical.parse(line, str(path), limit=_ROW_LIMIT)
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
+        if isinstance(row, dict):
+            yield row
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -27,12 +27,12 @@ def as_text(answer: dict[str, Any]) -> str:
         f"record  {answer['record_sha256']}",
         f"content {answer['content_sha256']}",
     ]
-    for row in tensors:
-        shape = "x".join(str(size) for size in row["shape"]) or "scalar"
-        lines.append(f"  {row['name']:<{width}}  {row['dtype']:<5} {shape:<14} {row['sha256'][:16]}")
     if answer["differs"] is not None:
         lines.append(f"{len(answer['differs'])} tensors differ" + (":" if answer["differs"] else ""))
         lines += [f"  {name}" for name in answer["differs"]]
+    for row in tensors:
+        shape = "x".join(str(size) for size in row["shape"]) or "scalar"
+        lines.append(f"  {row['name']:<{width}}  {row['dtype']:<5} {shape:<14} {row['sha256'][:16]}")
     return "\n".join(lines) + "\n"
 
 

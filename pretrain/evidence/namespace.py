@@ -24,6 +24,7 @@ LOCK = "run.lock"
 
 _CONFIG_LIMIT = 1 << 20  # bytes
 _NUMBER = re.compile(r"[0-9]{4,9}")
+_LAST = 999_999_999
 _DATA_FIELDS = ("domain", "path", "bytes", "sha256", "windows", "remainder")
 _FIELDS = (
     *("schema", "attempt", "parent", "versions", "device", "threads", "cpu_capability", "determinism"),
@@ -111,13 +112,15 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def read_environment(attempt: Path) -> dict[str, Any]:
-    """The environment record of an attempt folder. Raises IntegrityError, also where it was altered."""
+    """The environment record of an attempt folder. Raises IntegrityError, also where it was altered or is another's."""
     path = attempt / ENVIRONMENT
     data = reading.read_regular(path, limit=canonical.RECORD_LIMIT)
     record = _checked_environment(canonical.parse(data, str(path)), str(path))
     is_bound = "config_sha256" in record["determinism"] or "environment_sha256" in record["determinism"]
     if is_bound and record["determinism"].get("environment_sha256") != _digest(record):
         raise IntegrityError(f"{path}: its environment_sha256 is not the digest of the record; it was altered")
+    if number_of(attempt) not in (None, record["attempt"]):
+        raise IntegrityError(f"{path}: it is of attempt {record['attempt']}; give the folder its own number back")
     return record
 
 
@@ -141,8 +144,10 @@ def _checked_environment(value: Any, where: str) -> dict[str, Any]:
         raise IntegrityError(f"{where}: expected schema {schema}, found {record['schema']}")
     if has_init:
         _check_init(record["init"], f"{where}: init")
-    canonical.integer(record["attempt"], f"{where}: attempt", minimum=1)
-    Parent.parse(record["parent"], f"{where}: parent")
+    number = canonical.integer(record["attempt"], f"{where}: attempt", minimum=1)
+    parent = Parent.parse(record["parent"], f"{where}: parent")
+    if parent is not None and parent.attempt >= number:  # Whoever follows parents comes to an end.
+        raise IntegrityError(f"{where}: parent: expected an attempt before {number}, found {parent.attempt}")
     canonical.integer(record["threads"], f"{where}: threads", minimum=1)
     for name in ("device", "cpu_capability"):
         canonical.text(record[name], f"{where}: {name}")
@@ -243,8 +248,10 @@ def create(
     config: the text of config.yaml. environment: see `environment_record`. prefix: the rows that the metric
     stream begins with; whatever it raises leaves no attempt behind. incidents: the files of those rows, by path.
     What a killed creation left beside the attempts is removed first; nothing inside another attempt is touched.
-    Raises StorageError.
+    Raises StorageError, and ConfigError for a number that is no name.
     """
+    if number > _LAST:
+        raise ConfigError(f"{run_dir}: attempt {_LAST} is the last that a run can have; begin another from its weights")
 
     def write(folder: Path) -> None:
         files.publish(folder / CONFIG, config, durable_folder=False)

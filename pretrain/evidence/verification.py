@@ -273,14 +273,11 @@ def _check_incident(findings: Findings, name: str) -> None:
 
 
 def _check_environment(findings: Findings) -> Parent | None:
-    """What environment.json says against the folder's name; returns its parent."""
+    """What environment.json says, and whether config.yaml is the one that it binds; returns its parent."""
     parent = None
     if findings.is_regular(ENVIRONMENT):
         with findings.changing(ENVIRONMENT):
             environment = namespace.read_environment(findings.folder)
-            number = namespace.number_of(findings.folder)
-            if number not in (None, environment["attempt"]):
-                findings.add("changed", ENVIRONMENT, f"it is of attempt {environment['attempt']}")
             parent = Parent.parse(environment["parent"], ENVIRONMENT)
             if findings.is_regular(CONFIG):
                 with findings.changing(CONFIG):

@@ -86,7 +86,8 @@ class Costs:
             *((f"  {kind}", f"{size:,}") for kind, size in self.memory.items()),
             (
                 "disk",
-                f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 more",
+                f"{self.disk_bytes:,} bytes: {self.kept} checkpoints of {self.checkpoint_bytes:,} at most, and 1 while "
+                "it is saved",
             ),
             *(("warning", text) for text in self.warnings),
         ]

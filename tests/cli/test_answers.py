@@ -229,6 +229,9 @@ def test_print_config_loads_to_itself(tmp_path: Path, task: str) -> None:
     resolved.write_text(first.out)
     assert load(resolved) == load(config, words)
     assert pretrain("train", "--config", resolved, "--print-config").out == first.out
+    warned = pretrain("train", "--config", config, *words, "model.size=gpt2-124m", "--print-config")
+    assert "warning: model.size gpt2-124m: what is given beside it wins: " in warned.err
+    assert "warning" not in warned.out
 
 
 def test_the_options_of_the_thermal_guard_come_after_the_overrides(tmp_path: Path) -> None:

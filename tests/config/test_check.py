@@ -102,8 +102,18 @@ CONTRADICTIONS: list[tuple[str, list[str], str]] = [
 def test_contradiction(text: str, overrides: list[str], message: str) -> None:
     lines = refusal(*overrides, text=text)
     assert lines
-    assert all(line.startswith("x.yaml: ") for line in lines)
+    assert all(line.startswith(("x.yaml: ", "x.yaml with ")) for line in lines)
     assert any(message in line for line in lines), lines
+
+
+def test_a_contradiction_names_the_overrides_that_have_a_part_in_it() -> None:
+    assert refusal("model.heads=3", "training.max_steps=7")[0].startswith(
+        "x.yaml with model.heads=3: model.heads: 3 do"
+    )
+    (line,) = refusal("model.width=96", "model.heads=64")
+    assert line.startswith("x.yaml with model.heads=64, model.width=96: model.heads: 64")
+    (line,) = refusal(text=TEXT + "model: {heads: 3}")
+    assert line.startswith("x.yaml: model.heads: 3 does not divide")
 
 
 def test_every_contradiction_is_listed() -> None:
@@ -167,10 +177,10 @@ WARNINGS: list[tuple[list[str], str | None]] = [
     (["monitors.regression.every_n_steps=3"], "monitors.regression.every_n_steps (3) and validation.validate_every_n"),
     (
         ["model.size=gpt2-124m", "model.width=96", "model.layers=2", "model.heads=12", "model.ffn_width=null"],
-        "model.size gpt2-124m: width is 96 in place of 768, layers is 2 in place of 12, ffn_width is null in place of "
-        "3072; leave them out, or model.size",
+        "model.size gpt2-124m: what is given beside it wins: width is 96 in place of 768, layers is 2 in place of 12, "
+        "ffn_width is null in place of 3072",
     ),
-    (["model.size=llama-1b", "model.tie_embeddings=false"], "model.size llama-1b: tie_embeddings is false in place of"),
+    (["model.size=llama-1b", "model.tie_embeddings=false"], "what is given beside it wins: tie_embeddings is false in"),
     (["model.size=llama-1b", "model.width=2048", "model.init_std=0.1"], None),
     (["optimizer.galore_rank=64"], "optimizer.galore_rank is 64, and nothing obeys it while optimizer.use_galore is f"),
     (["optimizer.galore_rank=64", "optimizer.use_galore=true"], None),

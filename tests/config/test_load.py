@@ -49,13 +49,16 @@ MISTAKES: list[tuple[str, str]] = [
     ("training.max_steps=1e18", "write a whole number of this size digit by digit"),
     ("training.max_steps={a: 1}", "training.max_steps must be a whole number of at least 1; found a mapping"),
     ("training.max_steps=[1]", "training.max_steps must be a whole number of at least 1; found [1]"),
+    ("training.device=gpu", "training.device must be one of cpu, cuda; found 'gpu'; did you mean cuda?"),
+    ("model.size=gpt2", "found 'gpt2'; did you mean gpt2-124m?"),
+    ("compile=true", "compile is not a section; training.compile is not in this version"),
     ("training.device=no", "training.device must be one of cpu, cuda; found 'no'"),
     ("training.device=cuda:0", "training.device must be one of cpu, cuda; found 'cuda:0'; did you mean cuda?"),
     ("training.device=1", "training.device must be one of cpu, cuda; found 1; put it in quotes"),
     ("training.deterministic=no", "training.deterministic must be true or false; found 'no'; write false"),
     ("training.deterministic=True", "training.deterministic must be true or false; found 'True'; write true"),
     ("training.deterministic=1", "training.deterministic must be true or false; found 1"),
-    ("training.precision=fp16", "must be one of float32, bfloat16, float16; found 'fp16'"),
+    ("training.precision=fp16", "one of float32, bfloat16, float16; found 'fp16'; did you mean float16?"),
     ("spikes.los.action=skip", "spikes.los is not a setting of spikes; did you mean loss?"),
     ("spikes.loss.acton=skip", "spikes.loss.acton is not a setting of spikes.loss; did you mean action?"),
     ("spikes.loss.zzz=1", "spikes.loss.zzz is not a setting of spikes.loss; expected action, threshold"),
@@ -163,7 +166,7 @@ def test_s36_s38_mistake(override: str, message: str) -> None:
     lines = refusal(override)
     assert len(lines) == 1, lines
     assert message in lines[0]
-    assert lines[0].startswith(("x.yaml: ", f"override {override}: "))
+    assert lines[0].startswith(("x.yaml: ", f"x.yaml with {override}: ", f"override {override}: "))
 
 
 def test_a_mistake_in_the_file_names_the_file() -> None:

@@ -171,6 +171,12 @@ BOMBS: Mapping[str, Maker] = {
     "null": lambda _: b"null\n",
 }
 
+# Of a file that is read row by row: more than a reader may hold at once, and more than it need read at all.
+ROWS: Mapping[str, Maker] = {
+    "saved-rows": lambda _: b'{"event":"saved","seconds":{"steps":0.0},"step":0}\n' * 100_000,
+    "back-rows": lambda _: b'{"event":"saved","step":9}\n{"event":"rolled_back","step":9}\n' * 50_000,
+    "more-rows": lambda _: b'{"event":"","step":0,"time":0.0}\n' * 3_000_000,
+}
 CONFIGS: Mapping[str, Maker] = {
     "tag-system": lambda canary: b"run: !!python/object/apply:os.system ['touch %s']\n" % bytes(canary),
     "tag-new": lambda canary: b"run: !!python/object/new:os.system ['touch %s']\n" % bytes(canary),

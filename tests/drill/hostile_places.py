@@ -1,5 +1,6 @@
 """Where a point of the hostile layer is made, and what may lie in the place of a file."""
 
+import json
 import os
 import shutil
 import socket
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.evidence import canonical, namespace
 from tests.drill.hostile_content import ARCHIVES, BOMBS, HEADS, PICKLES, Maker
 
 FILES: Mapping[str, Maker] = {**PICKLES, **BOMBS, **HEADS, **ARCHIVES}
@@ -36,6 +38,13 @@ class Place:
         """Return what meets a checkpoint that new weights are to come from."""
         given = ["--config", self.config, f"run.dir={self.work / 'new'}", f"init.from_checkpoint={path}", *words]
         return [["train", *given], ["plan", *given]]
+
+
+def forge(folder: Path, /, **fields: object) -> None:
+    """Write other fields into the environment of an attempt, and its digests over them and the config."""
+    record = json.loads((folder / "environment.json").read_bytes()) | fields
+    config = (folder / "config.yaml").read_bytes()
+    (folder / "environment.json").write_bytes(canonical.encode(namespace.bound(record, config)))
 
 
 def make(kind: str, path: Path, outside: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pretrain.evidence.shards import content_sha256
 from tests.drill.hostile_content import ARCHIVES, BOMBS, CONFIGS, HEADS, PICKLES
 from tests.drill.hostile_incidents import READ, REFUSED
-from tests.drill.hostile_places import LINKS, Commands, Place, make
+from tests.drill.hostile_places import LINKS, Commands, Place, forge, make
 from tests.drill.hostile_weights import (
     FIELDS,
     INDEXES,
@@ -136,6 +136,23 @@ def _start_beside(at: Place, words: str) -> Commands:
     return at.begin(attempt / NEWEST)[1:]  # it may be told of rather than refused, and then `train` would train
 
 
+def _lineage(at: Place, how: str) -> Commands:
+    """What an attempt says that it goes on from, or is, leads whoever follows it in a circle."""
+    attempt = at.copy()
+    parent = {"kind": "checkpoint", "record_sha256": "0" * 64}
+    if how == "itself":
+        forge(attempt, parent={**parent, "attempt": 1})
+    elif how == "later":
+        forge(attempt, parent={**parent, "attempt": 10**9})
+    elif how == "each-other":
+        forge(shutil.copytree(attempt, attempt.with_name("0002")), attempt=2, parent={**parent, "attempt": 1})
+        forge(attempt, parent={**parent, "attempt": 2})
+    else:
+        attempt = attempt.rename(attempt.with_name(how))
+    run = attempt.parent.parent
+    return [["verify-manifest", run], ["resume", "--attempt", run], *at.begin(run), *_replay(attempt)]
+
+
 def _torch(at: Place, words: str) -> Commands:
     """A file of torch in a checkpoint folder: instead of its shard, or alone, as other programs leave it."""
     how, name = words.split(" ")
@@ -220,6 +237,7 @@ STARTS: Mapping[str, tuple[Callable[[Place, str], Commands], Sequence[str]]] = {
             *(f"config.yaml {name}" for name in ("tag-system", "tag-new", "anchor-bomb", "growing", *LINKS)),
         ),
     ),
+    "lineage": (_lineage, ("itself", "later", "each-other", "0003", "999999999")),
     "torch": (_torch, [f"{how} {name}" for how in ("bound", "instead", "alone") for name in ARCHIVES]),
     "weights": (_weights_nan, ("nan", "inf", "-inf")),
     "hf-field": (hf_field, (*FIELDS, *UNREAD)),

@@ -335,7 +335,7 @@ def test_a_checkpoint_whose_cursor_is_not_of_the_stream_is_named(attempt: Path) 
 def test_an_environment_of_another_attempt_is_named(attempt: Path) -> None:
     (attempt / "environment.json").write_bytes(canonical.encode(attempts.environment(7)))
     rebind(attempt, "environment.json")
-    named(attempt, changed=["manifest.json"])
+    named(attempt, changed=["environment.json"])
     (attempt / "environment.json").write_bytes(b'{"attempt":1}\n')
     rebind(attempt, "environment.json")
     named(attempt, changed=["environment.json"])

@@ -144,6 +144,8 @@ def test_what_a_path_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         {"data": {}},
         {"data": [{"domain": "a"}]},
         {"parent": {"attempt": 1}},
+        {"parent": {"attempt": 2, "kind": "checkpoint", "record_sha256": "ef" * 32}},
+        {"parent": {"attempt": 3, "kind": "checkpoint", "record_sha256": "ef" * 32}},
         {"parent": {"attempt": 1, "kind": "config", "record_sha256": "ef" * 32}},
         {"tokenizer_sha256": "EF" * 32},
         {"host": "here"},
@@ -156,6 +158,21 @@ def test_an_environment_record_is_strict(tmp_path: Path, change: dict[str, Any])
     path.write_bytes(canonical.encode(attempts.environment(2, PARENT) | change))
     with pytest.raises(IntegrityError, match=r"environment\.json"):
         namespace.read_environment(tmp_path)
+
+
+def test_an_attempt_under_the_number_of_another_is_refused(tmp_path: Path) -> None:
+    attempts.begin_attempt(tmp_path, 2).rename(tmp_path / "attempts/0003")
+    with pytest.raises(IntegrityError, match=r"environment\.json: it is of attempt 2; give the folder its own number"):
+        namespace.read_environment(tmp_path / "attempts/0003")
+    (tmp_path / "attempts/0003").rename(tmp_path / "a copy")
+    assert namespace.read_environment(tmp_path / "a copy")["attempt"] == 2
+
+
+def test_no_attempt_gets_a_number_that_no_name_holds(tmp_path: Path) -> None:
+    assert namespace.number_of(attempts.begin_attempt(tmp_path, 999_999_999)) == 999_999_999
+    with pytest.raises(ConfigError, match="attempt 999999999 is the last that a run can have"):
+        attempts.begin_attempt(tmp_path, 1_000_000_000)
+    assert namespace.list_attempts(tmp_path) == [999_999_999]
 
 
 def test_events_carry_the_clock_and_fields_of_their_own(tmp_path: Path) -> None:

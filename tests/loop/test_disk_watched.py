@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: Any) -> tuple[lis
     monkeypatch.setattr(boundary, "free_bytes", lambda _: free())
     sink = Recorder()
     assert start_attempt(tiny(tmp_path, "text"), StopRequest(), [sink]).verdict == "done"
-    events = read_events(newest_attempt(tmp_path / "run"))
+    events = [*read_events(newest_attempt(tmp_path / "run"))]
     shown = [event.text for event in sink.events if isinstance(event, Note) and event.kind == "warning"]
     return shown, [row for row in events if row["event"] == "warning"]
 

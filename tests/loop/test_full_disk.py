@@ -351,7 +351,7 @@ def test_a_wait_is_in_the_seconds_of_no_step(
     assert clock.now > 30
     phases = ("data_seconds", "compute_seconds", "optimizer_seconds", "evidence_seconds", "seconds_left")
     assert {getattr(row, name) or 0.0 for row in recorder.rows for name in phases} == {0.0}
-    spent = events.read(newest_attempt(tmp_path / "run"))[-1]["seconds"]
+    spent = [*events.read(newest_attempt(tmp_path / "run"))][-1]["seconds"]
     assert {kind for kind, seconds in spent.items() if seconds} == {"paused"}
 
 

@@ -165,6 +165,16 @@ def test_one_that_can_no_longer_be_gone_back_to_is_on_record(
     assert "it cannot go back to step 12 any more" in record["reasons"][0]
 
 
+def test_events_that_are_too_many_to_read_cannot_tell_of_a_move(made: Path, stopped: Path) -> None:
+    with (stopped / "attempts/0001/events.jsonl").open("ab") as file:
+        file.write(b"\n" * 100_001)
+    result, _ = resumed(stopped)
+    record = json.loads((newest_attempt(stopped) / "manifest.json").read_text())
+    assert (result.verdict, record["bit_exact"]) == ("done", False)
+    assert "events.jsonl is too long to tell whether the state moved to another device" in record["reasons"][0]
+    assert end_of(stopped) == end_of(made / "whole")
+
+
 def test_what_it_never_goes_back_to_may_be_damaged(made: Path, stopped: Path) -> None:
     for record in sorted(stopped.glob("attempts/0001/checkpoints/*/checkpoint.json"))[:2]:
         flip(record)

@@ -78,7 +78,7 @@ def test_it_is_of_no_row_and_no_step(tmp_path: Path, clock: Clock, profile: tupl
     assert {row["data_seconds"] for row in rows} == {row["optimizer_seconds"] for row in rows} == {"0.0"}
     assert [float(row["compute_seconds"]) for row in rows] == [2.0] * 12
     assert len({row["tokens_per_second"] for row in rows}) == 1
-    end = read_events(attempt)[-1]["seconds"]
+    end = [*read_events(attempt)][-1]["seconds"]
     assert {kind: seconds for kind, seconds in end.items() if seconds and kind != "validation"} == {
         "steps": 24.0,
         "observing": TRACE + SNAPSHOT + TRACKER,
@@ -88,4 +88,4 @@ def test_it_is_of_no_row_and_no_step(tmp_path: Path, clock: Clock, profile: tupl
 
 def test_without_an_observer_there_is_no_such_time(tmp_path: Path, clock: Clock) -> None:
     assert start_attempt(tiny(tmp_path), StopRequest(), []).verdict == "done"
-    assert read_events(tmp_path / "run/attempts/0001")[-1]["seconds"]["observing"] == 0.0
+    assert [*read_events(tmp_path / "run/attempts/0001")][-1]["seconds"]["observing"] == 0.0
