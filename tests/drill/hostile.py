@@ -316,4 +316,4 @@ def opened(folder: Path, seed: int) -> Iterator[Hostile]:
         yield Hostile(calls, folder)
 
 
-LAYER = Layer("L8", "files of a stranger: no code runs, nothing outside is opened", (25, 620), opened)
+LAYER = Layer("L8", "files of a stranger: no code runs, nothing outside is opened", (25, 630), opened)
