@@ -90,9 +90,11 @@ def test_patches_have_the_same_trunk(name: str) -> None:
 
 
 def test_what_means_nothing_for_samples_is_refused() -> None:
-    assert refusal("model.logit_soft_cap=30", text=IQ) == [
-        "x.yaml: model.logit_soft_cap limits the logits of tokens, and task.name=iq has none; set it to null"
-    ]
-    assert refusal("data.document_mask=true", text=IQ) == [
-        "x.yaml: data.document_mask keeps the documents of a text apart, and task.name=iq reads none; set it to false"
-    ]
+    for override, told in (
+        ("model.logit_soft_cap=30", "limits the logits of tokens, and task.name=iq has none; set it to null"),
+        (
+            "data.document_mask=true",
+            "keeps the documents of a text apart, and task.name=iq reads none; set it to false",
+        ),
+    ):
+        assert refusal(override, text=IQ) == [f"x.yaml with {override}: {override.partition('=')[0]} {told}"]
