@@ -99,7 +99,7 @@ class Findings:
     def add(self, kind: str, name: str, reason: str) -> None:
         """Put `name` under extra, missing, changed, unsafe or unread."""
         self._found[kind].add(name)
-        self.explain(f"{name}: {reason.removeprefix(f'{self.folder / name}: ')}", name)
+        self.explain(f"{name}: {reason}", name)
 
     def explain(self, reason: str, name: str = "") -> None:
         """Say something about `name`, or about no single file."""
